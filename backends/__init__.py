@@ -1,0 +1,1 @@
+"""Back ends: ways to run an op."""

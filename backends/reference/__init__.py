@@ -1,0 +1,1 @@
+"""The reference back end: the meaning of every op in plain torch."""

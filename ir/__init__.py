@@ -1,0 +1,1 @@
+"""The intermediate representation: types, ops, graphs and their text."""

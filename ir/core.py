@@ -1,0 +1,329 @@
+"""Values, ops and graphs: an immutable program in static single assignment form."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
+
+import sympy
+
+from .dims import Dim, SymbolRange
+from .errors import CompileError
+from .location import UNKNOWN, Location
+from .space import IterationSpace
+from .types import TensorType, Type
+
+Number: TypeAlias = bool | int | float | complex | sympy.Expr
+"""A literal operand, kept in full precision; an expression is a symbolic integer."""
+
+_O = TypeVar("_O", bound="Op")
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A constant argument that only torch understands, such as a memory format.
+
+        #memory_format("channels_last")
+
+    `kind` says how `text` is turned back into an object; kind `resource` looks it up in
+    `Graph.resources`.
+    """
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f'#{self.kind}("{self.text}")'
+
+
+class Value:
+    """One result of an op, or an input of a graph (then `op` is None). Compared by identity."""
+
+    __slots__ = ("__weakref__", "index", "name", "op", "type")
+
+    def __init__(self, type: Type, op: Op | None = None, index: int = 0, name: str = "") -> None:  # noqa: A002 - the field's natural name
+        self.type = type
+        self.op = op
+        self.index = index
+        self.name = name
+
+    def __repr__(self) -> str:
+        origin = f"%{self.name}" if self.op is None else f"{self.op.name}#{self.index}"
+        return f"<{origin}: {self.type}>"
+
+    @property
+    def tensor_type(self) -> TensorType:
+        """The type, for a value that must be a tensor."""
+        if not isinstance(self.type, TensorType):
+            loc = self.op.loc if self.op is not None else UNKNOWN
+            raise CompileError("not-a-tensor", f"expected a tensor, got {self.type}", loc)
+        return self.type
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        """The shape, for a value that must be a tensor."""
+        return self.tensor_type.shape
+
+    def defined_by(self, kind: type[_O]) -> _O | None:
+        """Return the defining op if it is of this kind."""
+        return self.op if isinstance(self.op, kind) else None
+
+
+Operand: TypeAlias = Value | Number
+"""An elementwise operand: a tensor, or a number that is not rounded to the tensor's type."""
+
+Argument: TypeAlias = Any
+"""An argument of an `aten` op: value, number, text, None, `DType`, `Foreign`, or nested tuples."""
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+@dataclass(frozen=True, eq=False, repr=False)
+class Op:
+    """Base of all ops. A subclass declares its operands and attributes as typed fields.
+
+    Fields whose annotation mentions `Value`, `Operand` or `Argument` hold operands (values,
+    numbers, None, or tuples of them); all others are attributes. The constructor runs `infer`, so
+    that an ill-typed op cannot be built. Ops are compared by identity.
+
+    Class attributes: `name` is the op's name in text; `is_random` marks ops that draw from a
+    random generator (kept in order, never merged or removed); `is_view` those whose result may
+    share memory with their first operand; `is_elementwise` those that may write over an operand
+    of the result's type.
+    """
+
+    name: ClassVar[str] = ""
+    is_random: ClassVar[bool] = False
+    is_view: ClassVar[bool] = False
+    is_elementwise: ClassVar[bool] = False
+    registry: ClassVar[dict[str, type[Op]]] = {}
+    operand_fields: ClassVar[tuple[str, ...]] = ()
+    attribute_fields: ClassVar[tuple[str, ...]] = ()
+
+    loc: Location = field(default=UNKNOWN, kw_only=True)
+    operands: tuple[Value, ...] = field(init=False, repr=False)
+    results: tuple[Value, ...] = field(init=False, repr=False)
+
+    def __init_subclass__(cls, name: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclass(frozen=True, eq=False, repr=False)(cls)
+        own = [f for f in dataclasses.fields(cls) if f.name not in ("loc", "operands", "results")]
+        cls.operand_fields = tuple(f.name for f in own if _holds_operands(str(f.type)))
+        cls.attribute_fields = tuple(f.name for f in own if not _holds_operands(str(f.type)))
+        if name:
+            if name in Op.registry:
+                raise TypeError(f"two ops are called {name!r}")
+            cls.name = name
+            Op.registry[name] = cls
+
+    def __post_init__(self) -> None:
+        operands: list[Value] = []
+        for name in self.operand_fields:
+            _collect(getattr(self, name), operands)
+        object.__setattr__(self, "operands", tuple(operands))
+        types = self.infer()
+        if not isinstance(types, tuple):
+            types = (types,)
+        results = tuple(Value(type_, self, index) for index, type_ in enumerate(types))
+        object.__setattr__(self, "results", results)
+
+    def infer(self) -> Type | tuple[Type, ...]:
+        """Check the op and return the types of its results; raise `CompileError` if ill-typed."""
+        raise NotImplementedError(type(self).__name__)
+
+    def space(self) -> IterationSpace | None:
+        """Return the iteration space, or None for an op that has none (an `aten` op)."""
+        return None
+
+    @property
+    def out(self) -> Value:
+        """The result of an op with exactly one."""
+        (result,) = self.results
+        return result
+
+    @property
+    def is_removable(self) -> bool:
+        """Whether the op may be removed when nothing uses its results."""
+        return not self.is_random
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes by name, in declaration order."""
+        return {name: getattr(self, name) for name in self.attribute_fields}
+
+    def replace_operands(self: _O, mapping: Mapping[Value, Value]) -> _O:
+        """Return the op with operands replaced; the op itself if none of them is in `mapping`."""
+        if not any(operand in mapping for operand in self.operands):
+            return self
+        changed = {name: substitute(getattr(self, name), mapping) for name in self.operand_fields}
+        return dataclasses.replace(self, **changed)
+
+    def error(self, code: str, message: str) -> CompileError:
+        """Return the error to raise when this op is wrong."""
+        return CompileError(code, f"'{self.name}' {message}", self.loc)
+
+    def __repr__(self) -> str:
+        types = ", ".join(str(result.type) for result in getattr(self, "results", ()))
+        return f"<{self.name}: {types}>"
+
+    @classmethod
+    def summary(cls) -> str:
+        """Return the first line of the docstring."""
+        return inspect.getdoc(cls).splitlines()[0] if cls.__doc__ else ""  # type: ignore[union-attr]
+
+
+def _holds_operands(annotation: str) -> bool:
+    return any(word in annotation for word in ("Value", "Operand", "Argument"))
+
+
+def _collect(item: Any, into: list[Value]) -> None:
+    if isinstance(item, Value):
+        into.append(item)
+    elif isinstance(item, tuple):
+        for part in item:
+            _collect(part, into)
+
+
+def substitute(item: Any, mapping: Mapping[Value, Value]) -> Any:
+    """Replace values in an operand field: a value, a literal, or nested tuples."""
+    if isinstance(item, Value):
+        return mapping.get(item, item)
+    if isinstance(item, tuple):
+        return tuple(substitute(part, mapping) for part in item)
+    return item
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """What the caller promises of an input.
+
+    `strides` are its strides in elements (None: unknown), `offset` its storage offset; `is_static`
+    marks parameters and buffers, whose address stays the same from call to call.
+    """
+
+    strides: tuple[Dim, ...] | None = None
+    offset: Dim = 0
+    is_static: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """What the caller expects of an output.
+
+    `strides` are the strides it must have (None: any). A `fresh` output shares no memory with an
+    input or another output. A `saved` output is kept for backward and never seen by the user.
+    """
+
+    strides: tuple[Dim, ...] | None = None
+    fresh: bool = True
+    saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """When the graph has run, `target` (an input) holds `value`; reads inside see the old one."""
+
+    target: Value
+    value: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """An immutable program: inputs, ops in order of execution, outputs, and what happens to inputs.
+
+    `outputs` may hold None (a gradient that does not exist). `symbols` are the symbols of all
+    dimensions with their ranges. `resources` holds what text cannot (large constants, submodules)
+    by name; `Foreign("resource", name)` and the `resource` op refer to it.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[Value | None, ...]
+    input_specs: tuple[InputSpec, ...] = ()
+    output_specs: tuple[OutputSpec, ...] = ()
+    mutations: tuple[Mutation, ...] = ()
+    symbols: tuple[SymbolRange, ...] = ()
+    resources: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.input_specs:
+            object.__setattr__(self, "input_specs", (InputSpec(),) * len(self.inputs))
+        if not self.output_specs:
+            object.__setattr__(self, "output_specs", (OutputSpec(),) * len(self.outputs))
+        if len(self.input_specs) != len(self.inputs):
+            raise CompileError("spec-count", "a graph needs one input spec for each input")
+        if len(self.output_specs) != len(self.outputs):
+            raise CompileError("spec-count", "a graph needs one output spec for each output")
+
+    def with_ops(self, ops: tuple[Op, ...], mapping: Mapping[Value, Value]) -> Graph:
+        """Return the graph with other ops; outputs and mutations follow `mapping`."""
+        return dataclasses.replace(
+            self,
+            ops=ops,
+            outputs=tuple(mapping.get(v, v) if v is not None else None for v in self.outputs),
+            mutations=tuple(
+                Mutation(m.target, mapping.get(m.value, m.value)) for m in self.mutations
+            ),
+        )
+
+    @property
+    def uses(self) -> Iterator[Value]:
+        """Every use at the end of the graph: outputs, then the values of mutations."""
+        yield from (value for value in self.outputs if value is not None)
+        yield from (mutation.value for mutation in self.mutations)
+
+
+class Builder:
+    """Appends ops to a graph under construction.
+
+    `loc` is the location given to ops that are added without one.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.loc = UNKNOWN
+        self.inputs: list[Value] = []
+        self.input_specs: list[InputSpec] = []
+        self.ops: list[Op] = []
+        self.resources: dict[str, Any] = {}
+
+    def input(self, name: str, type: Type, spec: InputSpec = InputSpec()) -> Value:  # noqa: A002 - specs are immutable
+        """Add an input."""
+        value = Value(type, name=name)
+        self.inputs.append(value)
+        self.input_specs.append(spec)
+        return value
+
+    def add(self, op: _O) -> _O:
+        """Append an op and return it."""
+        if not op.loc.is_known and self.loc.is_known:
+            op = dataclasses.replace(op, loc=self.loc)
+        self.ops.append(op)
+        return op
+
+    def emit(self, op: Op) -> Value:
+        """Append an op with one result and return that."""
+        return self.add(op).out
+
+    def build(
+        self,
+        outputs: tuple[Value | None, ...],
+        output_specs: tuple[OutputSpec, ...] = (),
+        mutations: tuple[Mutation, ...] = (),
+        symbols: tuple[SymbolRange, ...] = (),
+    ) -> Graph:
+        """Return the finished graph."""
+        return Graph(
+            self.name,
+            tuple(self.inputs),
+            tuple(self.ops),
+            outputs,
+            tuple(self.input_specs),
+            output_specs,
+            mutations,
+            symbols,
+            dict(self.resources),
+        )

@@ -1,0 +1,1 @@
+"""All ops, by family."""

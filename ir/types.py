@@ -1,0 +1,154 @@
+"""Types of values: tensors, symbolic scalars, and what Lynx only passes along."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .dims import Dim, format_dim, product
+from .sharding import Sharding
+
+
+class DType(enum.Enum):
+    """An element type. The value is its name in text."""
+
+    BOOL = "bool"
+    U8 = "u8"
+    U16 = "u16"
+    U32 = "u32"
+    U64 = "u64"
+    I8 = "i8"
+    I16 = "i16"
+    I32 = "i32"
+    I64 = "i64"
+    F8E4M3FN = "f8e4m3fn"
+    F8E4M3FNUZ = "f8e4m3fnuz"
+    F8E5M2 = "f8e5m2"
+    F8E5M2FNUZ = "f8e5m2fnuz"
+    F16 = "f16"
+    BF16 = "bf16"
+    F32 = "f32"
+    F64 = "f64"
+    C32 = "c32"
+    C64 = "c64"
+    C128 = "c128"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEMSIZE[self]
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether this is a real floating type."""
+        return self.value.startswith(("f", "bf"))
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether this is a complex type."""
+        return self.value.startswith("c")
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether this is an integer type; `bool` is none."""
+        return self.value.startswith(("i", "u"))
+
+    @property
+    def is_low_precision(self) -> bool:
+        """Whether eager computes this type in `f32` and rounds the result."""
+        return self in (DType.F16, DType.BF16)
+
+
+_ITEMSIZE = {
+    DType.BOOL: 1, DType.U8: 1, DType.U16: 2, DType.U32: 4, DType.U64: 8,
+    DType.I8: 1, DType.I16: 2, DType.I32: 4, DType.I64: 8,
+    DType.F8E4M3FN: 1, DType.F8E4M3FNUZ: 1, DType.F8E5M2: 1, DType.F8E5M2FNUZ: 1,
+    DType.F16: 2, DType.BF16: 2, DType.F32: 4, DType.F64: 8,
+    DType.C32: 4, DType.C64: 8, DType.C128: 16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A dense tensor: element type, shape, device, and how it lies on the mesh.
+
+        f32[s0 @ dp, 512 @ tp] + partial(sum: tp) on cuda:0
+
+    Shapes are global; strides are no part of a type (values have value semantics).
+    """
+
+    dtype: DType
+    shape: tuple[Dim, ...]
+    device: str = "cpu"
+    sharding: Sharding | None = None
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def numel(self) -> Dim:
+        """The number of elements."""
+        return product(self.shape)
+
+    @property
+    def nbytes(self) -> Dim:
+        """The number of bytes of a dense layout."""
+        return product((*self.shape, self.dtype.itemsize))
+
+    def with_shape(self, shape: tuple[Dim, ...]) -> TensorType:
+        """Return the type with another shape, not sharded."""
+        return TensorType(self.dtype, shape, self.device)
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        """Return the type with another element type."""
+        return TensorType(dtype, self.shape, self.device, self.sharding)
+
+    def __str__(self) -> str:
+        text = f"{self.dtype}[{', '.join(self._dim_texts())}]"
+        if self.sharding is not None:
+            text += "".join(f" + {partial}" for partial in self.sharding.partial)
+        return text if self.device == "cpu" else f"{text} on {self.device}"
+
+    def _dim_texts(self) -> list[str]:
+        texts = [format_dim(dim) for dim in self.shape]
+        if self.sharding is None:
+            return texts
+        for index, axes in enumerate(self.sharding.dims):
+            if len(axes) == 1:
+                texts[index] += f" @ {axes[0]}"
+            elif axes:
+                texts[index] += f" @ ({', '.join(axes)})"
+        return texts
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarType:
+    """A Python number that is known only when the program runs; `kind` is int, float or bool.
+
+    `expr` is its value over the graph's symbols, where it has one: `int(s0*2)`.
+    """
+
+    kind: str
+    expr: Dim | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.expr is None else f"{self.kind}({format_dim(self.expr)})"
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueType:
+    """Something that only torch understands: a sparse tensor, a token, a script object."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return f"opaque<{self.kind}>"
+
+
+Type: TypeAlias = TensorType | ScalarType | OpaqueType

@@ -1,0 +1,1 @@
+"""Lynx: a whole-graph optimizing compiler for PyTorch."""

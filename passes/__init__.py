@@ -1,0 +1,1 @@
+"""Passes: what turns one program into a better one."""

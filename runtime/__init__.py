@@ -1,0 +1,1 @@
+"""The runtime: memory and execution of finished programs."""
