@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 import sympy
 
-from .dims import Dim, SymbolRange
+from .dims import Dim, SymbolRange, product
 from .errors import CompileError
 from .location import UNKNOWN, Location
 from .space import IterationSpace
@@ -91,13 +91,14 @@ class Op:
     Class attributes: `name` is the op's name in text; `is_random` marks ops that draw from a
     random generator (kept in order, never merged or removed); `is_view` those whose result may
     share memory with their first operand; `is_elementwise` those that may write over an operand
-    of the result's type.
+    of the result's type; `shape_attributes` names the attributes that hold the shape of result 0.
     """
 
     name: ClassVar[str] = ""
     is_random: ClassVar[bool] = False
     is_view: ClassVar[bool] = False
     is_elementwise: ClassVar[bool] = False
+    shape_attributes: ClassVar[tuple[str, ...]] = ()
     registry: ClassVar[dict[str, type[Op]]] = {}
     operand_fields: ClassVar[tuple[str, ...]] = ()
     attribute_fields: ClassVar[tuple[str, ...]] = ()
@@ -160,6 +161,34 @@ class Op:
         changed = {name: substitute(getattr(self, name), mapping) for name in self.operand_fields}
         return dataclasses.replace(self, **changed)
 
+    def localized(self, operands: tuple[Value, ...], factor: str, start: Dim, size: Dim) -> Op:
+        """Return the op restricted to the iterations `start <= i < start + size` of a factor.
+
+        `operands` are the parts of the operands that these iterations read, in the order of
+        `Op.operands`. An op whose attributes depend on the extent or the position in another way
+        than `shape_attributes` says overrides this.
+        """
+        parts = iter(operands)
+        changed = {name: _refill(getattr(self, name), parts) for name in self.operand_fields}
+        if self.shape_attributes:
+            shape = self._local_shape(factor, size)
+            changed |= dict.fromkeys(self.shape_attributes, shape)
+        return dataclasses.replace(self, **changed)
+
+    def _local_shape(self, factor: str, size: Dim) -> tuple[Dim, ...]:
+        """Return the shape of result 0 where one factor has another size."""
+        space = self.space()
+        if space is None:
+            raise self.error("no-space", f"has no iteration space to cut along '{factor}'")
+        shape: list[Dim] = []
+        for dim, axis in zip(self.results[0].shape, space.results[0], strict=True):
+            if isinstance(axis, tuple) and factor in axis:
+                sizes = (size if name == factor else space.factor(name).size for name in axis)
+                shape.append(product(sizes))
+            else:
+                shape.append(dim)
+        return tuple(shape)
+
     def error(self, code: str, message: str) -> CompileError:
         """Return the error to raise when this op is wrong."""
         return CompileError(code, f"'{self.name}' {message}", self.loc)
@@ -184,6 +213,15 @@ def _collect(item: Any, into: list[Value]) -> None:
     elif isinstance(item, tuple):
         for part in item:
             _collect(part, into)
+
+
+def _refill(item: Any, parts: Iterator[Value]) -> Any:
+    """Replace each value in an operand field by the next of `parts`, by position."""
+    if isinstance(item, Value):
+        return next(parts)
+    if isinstance(item, tuple):
+        return tuple(_refill(part, parts) for part in item)
+    return item
 
 
 def substitute(item: Any, mapping: Mapping[Value, Value]) -> Any:
