@@ -251,12 +251,14 @@ class OutputSpec:
     """What the caller expects of an output.
 
     `strides` are the strides it must have (None: any). A `fresh` output shares no memory with an
-    input or another output. A `saved` output is kept for backward and never seen by the user.
+    input, nor with an output of another group; group -1 is a group of its own. A `saved` output is
+    kept for backward and never seen by the user.
     """
 
     strides: tuple[Dim, ...] | None = None
     fresh: bool = True
     saved: bool = False
+    group: int = -1
 
 
 @dataclass(frozen=True, slots=True)
