@@ -215,6 +215,13 @@ def _collect(item: Any, into: list[Value]) -> None:
             _collect(part, into)
 
 
+def flatten(item: Any) -> Iterator[Value]:
+    """Yield the values in an argument, in order: a value, a literal, or nested tuples."""
+    found: list[Value] = []
+    _collect(item, found)
+    yield from found
+
+
 def _refill(item: Any, parts: Iterator[Value]) -> Any:
     """Replace each value in an operand field by the next of `parts`, by position."""
     if isinstance(item, Value):
