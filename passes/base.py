@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from lynx.ir.core import Op
+from lynx.ir.core import Number, Op
 from lynx.ir.location import UNKNOWN, Location
 
 
@@ -19,29 +19,68 @@ class Remark:
     loc: Location = UNKNOWN
 
 
+@dataclass(frozen=True, slots=True)
+class ConstantInfo:
+    """What a pass must know of a concrete tensor, without looking into it.
+
+    `uniform` is the number that every element equals bit for bit (the sign of zero included), None
+    if there is none; it is 0 for a tensor without elements. `digest` is a hash of the element type,
+    the shape and the bits of all elements, in hexadecimal; `nbytes` the size of a dense copy.
+    """
+
+    uniform: Number | None
+    digest: str
+    nbytes: int
+
+
 @dataclass
 class PassContext:
     """What passes are told from outside.
 
-    `evaluate` runs one op on concrete operands (used to fold constants), `can_write_into` says
-    whether the back end can compute an op into given memory, `supports` whether it can run an op as
-    it is. `remarks` collects what passes have to say.
+    `evaluate` runs one op on concrete operands (used to fold constants) and `constant_info` looks
+    into what it returns; without both, nothing is folded. `can_write_into` says whether the back
+    end can compute an op into given memory, `supports` whether it can run an op as it is.
+    `remarks` collects what passes have to say; with `reasons`, also why each rule that was offered
+    an op refused it.
     """
 
     evaluate: Callable[[Op, Sequence[Any]], Sequence[Any]] | None = None
     can_write_into: Callable[[Op], bool] = lambda op: False
     supports: Callable[[type[Op]], bool] = lambda kind: True
     remarks: list[Remark] = field(default_factory=list)
+    constant_info: Callable[[Any], ConstantInfo] | None = None
+    reasons: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Why a requirement does not hold, and where."""
+
+    message: str
+    loc: Location = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A form that a pass needs, with a name that reads after "requires": "a graph".
+
+    `find` returns the first violation in a module, None if the requirement holds.
+    """
+
+    name: str
+    find: Callable[[Any], Violation | None]
 
 
 class Pass(Protocol):
     """A frozen dataclass whose fields are its options; `run` is pure but for `context.remarks`.
 
-    `run` takes and returns a `Graph`, a `Program`, or goes from the first to the second, as its
-    `requires` predicates say.
+    Options are of type bool, int, str or `tuple[str, ...]`. `run` takes and returns a `Graph`, a
+    `Program`, or goes from the first to the second, as its `requires` predicates say. It returns
+    the very object that it was given when there is nothing to do.
     """
 
     name: ClassVar[str]
+    requires: ClassVar[tuple[Requirement, ...]]
 
     def run(self, module: Any, context: PassContext) -> Any:
         """Return the improved program; the one given is not changed."""

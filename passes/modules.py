@@ -1,0 +1,37 @@
+"""What the pass manager asks of a program in any stage: its text, its validity, its size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lynx.ir.core import Graph
+from lynx.ir.errors import LynxError
+from lynx.ir.location import UNKNOWN, Location
+from lynx.ir.printer import print_graph
+from lynx.ir.verifier import verify
+
+
+def print_module(module: Any) -> str:
+    """Return the text of a graph or program."""
+    if isinstance(module, Graph):
+        return print_graph(module)
+    return str(module)
+
+
+def verify_module(module: Any, before: Any = None) -> None:
+    """Check every invariant of a graph or program; raise `CompileError` at the first broken one.
+
+    `before` is a module that has been verified; what both share is not checked again.
+    """
+    if isinstance(module, Graph):
+        verify(module)
+
+
+def count_ops(module: Any) -> int:
+    """Return the number of ops of a graph, or of steps of a program."""
+    return len(module.ops) if isinstance(module, Graph) else len(module.steps)
+
+
+def location_of(error: BaseException) -> Location:
+    """Return the place in the user's model that an error knows of."""
+    return error.loc if isinstance(error, LynxError) else UNKNOWN
