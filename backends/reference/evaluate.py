@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from lynx.ir.call import Call
-from lynx.ir.core import Graph, Op, Value
+from lynx.ir.core import Foreign, Graph, Op, Value
 from lynx.ir.dims import evaluate as evaluate_dim
 from lynx.ir.types import ScalarType, TensorType
 
@@ -68,6 +68,8 @@ def _fill(
         return values[item]
     if isinstance(item, sympy.Expr):
         return evaluate_dim(item, symbols)
+    if isinstance(item, Foreign) and item.kind == "resource":
+        return resources[item.text]
     if isinstance(item, tuple | list):
         return [_fill(part, values, symbols, resources) for part in item]
     return item

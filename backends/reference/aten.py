@@ -1,0 +1,109 @@
+"""Reference rules for ops that run through torch as they are, and for literals."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+from typing import Any
+
+import torch
+
+from lynx.ir.call import Call
+from lynx.ir.core import Foreign
+from lynx.ir.errors import CompileError
+from lynx.ir.ops.aten import Aten, Resource, Symbolic
+from lynx.ir.types import DType
+
+from .dtypes import torch_dtype
+from .registry import means
+
+
+@means(Aten)
+def call_aten(op: Aten) -> Call:
+    """Call the operator that the name stands for."""
+    function = target_function(op.target)
+    if len(op.results) != 1 or op.target.startswith("higher_order."):
+        function = functools.partial(_call_flat, function)
+    return Call(
+        function,
+        tuple(_argument(a) for a in op.arguments),
+        {name: _argument(a) for name, a in op.keywords},
+    )
+
+
+@means(Symbolic)
+def give_symbolic(op: Symbolic) -> Call:
+    """Pass on the number that the runtime computes from the symbols."""
+    return Call(_identity, (op.expr,))
+
+
+@means(Resource)
+def read_resource(op: Resource) -> Call:
+    """Pass on the tensor that the graph holds."""
+    return Call(_identity, (Foreign("resource", op.key),))
+
+
+def target_function(target: str) -> Any:
+    """Return what the name of an `aten` op calls; `CompileError` if there is nothing of this name.
+
+    Names are `namespace.operator.overload`, `higher_order.name`, or `python.module.function`.
+    """
+    kind, _, rest = target.partition(".")
+    try:
+        if kind == "higher_order":
+            return getattr(torch.ops.higher_order, rest)
+        if kind == "python":
+            return _python_function(rest)
+        name, _, overload = rest.rpartition(".")
+        return getattr(getattr(getattr(torch.ops, kind), name), overload)
+    except (AttributeError, ImportError) as error:
+        raise CompileError("unknown-operator", f"torch has no operator {target}") from error
+
+
+def _python_function(path: str) -> Any:
+    module_name, _, name = path.rpartition(".")
+    module = builtins if module_name == "" else importlib.import_module(module_name)
+    return getattr(module, name)
+
+
+def _argument(item: Any) -> Any:
+    """Turn a constant of the IR into the object that torch expects."""
+    if isinstance(item, DType):
+        return torch_dtype(item)
+    if isinstance(item, tuple):
+        return tuple(_argument(part) for part in item)
+    if isinstance(item, Foreign):
+        return _foreign(item)
+    return item
+
+
+def _foreign(item: Foreign) -> Any:
+    match item.kind:
+        case "device":
+            return torch.device(item.text)
+        case "dtype" | "layout" | "memory_format":
+            return getattr(torch, item.text)
+        case "operator":
+            return target_function(item.text)
+        case _:
+            return item  # a resource: the evaluator and the runtime look it up
+
+
+def _identity(item: Any) -> Any:
+    return item
+
+
+def _call_flat(function: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Call and give nested results as one flat tuple; no result is the empty tuple."""
+    result = function(*arguments, **keywords)
+    if result is None:
+        return ()
+    return tuple(_flat(result)) if isinstance(result, tuple | list) else result
+
+
+def _flat(results: Any) -> list[Any]:
+    flat: list[Any] = []
+    for result in results:
+        flat.extend(_flat(result) if isinstance(result, tuple | list) else [result])
+    return flat

@@ -1,0 +1,60 @@
+"""The entry point of `torch.compile(model, backend="lynx")`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from lynx.compat import CONTROL_FLOW_ERRORS, aot_autograd
+
+from .compiler import compile_graph
+from .decompositions import decompositions
+from .normalize import normalize
+from .records import RECORDS
+from .settings import Settings, read_settings
+
+
+def lynx(
+    graph_module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph, forward and backward; what `torch.compile` calls.
+
+    `UsageError` on an unknown mode or option, before anything is compiled. A graph that cannot be
+    captured runs as torch would run it, with one warning, unless the option `strict` is set.
+    """
+    settings = read_settings(options, mode)
+    try:
+        return _compile(normalize(graph_module), inputs, settings)
+    except CONTROL_FLOW_ERRORS:
+        raise
+    except Exception as error:  # the user's program goes on in eager
+        if settings.strict:
+            raise
+        RECORDS.warn(f"lynx leaves a graph to torch: {type(error).__name__}: {error}")
+        return graph_module.forward
+
+
+def _compile(
+    graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: Settings
+) -> Callable[..., Any]:
+    def compiler(kind: str) -> Callable[..., Any]:
+        return lambda module, _: compile_graph(module, kind, settings)
+
+    return aot_autograd(
+        graph_module,
+        inputs,
+        forward=compiler("forward"),
+        backward=compiler("backward"),
+        inference=compiler("inference"),
+        decompositions=decompositions(),
+    )
+
+
+lynx.reset = RECORDS.reset  # type: ignore[attr-defined]  # called by torch._dynamo.reset()

@@ -1,0 +1,166 @@
+"""All contact with torch APIs that are private or differ between versions 2.11 and 2.14."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._dynamo.backends.common
+import torch._dynamo.exc
+import torch._functorch.config
+import torch._functorch.partitioners
+import torch._guards
+import torch._subclasses.fake_tensor
+import torch.fx
+import torch.utils._python_dispatch
+
+CompilerFunction = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+FakeTensor = torch._subclasses.fake_tensor.FakeTensor
+
+CONTROL_FLOW_ERRORS: tuple[type[BaseException], ...] = tuple(
+    getattr(torch._dynamo.exc, name)
+    for name in (
+        "RestartAnalysis",
+        "SkipFrame",
+        "TensorifyScalarRestartAnalysis",
+        "SpeculationRestartAnalysis",
+    )
+    if hasattr(torch._dynamo.exc, name)
+)
+"""Exceptions that Dynamo uses to steer itself: a back end must let them through."""
+
+
+def aot_autograd(
+    graph_module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    forward: CompilerFunction,
+    backward: CompilerFunction,
+    inference: CompilerFunction,
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Trace forward and backward of a Dynamo graph and compile each with the function given.
+
+    Mutations of inputs stay in the graphs as trailing `copy_`. Saved tensors are chosen by min-cut
+    partitioning. Donated buffers are off: they forbid `retain_graph=True`, which eager allows.
+    """
+    compiler = torch._dynamo.backends.common.aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=torch._functorch.partitioners.min_cut_rematerialization_partition,
+        decompositions=dict(decompositions),
+        keep_inference_input_mutations=True,
+    )
+    with torch._functorch.config.patch(donated_buffer=False):
+        compiled: Callable[..., Any] = compiler(graph_module, inputs)
+    return compiled
+
+
+@contextlib.contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Step out of the fake-tensor mode in which AOTAutograd calls compilers, to touch real data."""
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        yield
+
+
+def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Mark a function as taking one list of arguments, which it clears."""
+    function._boxed_call = True  # type: ignore[attr-defined]  # torch's convention
+    return function
+
+
+def forward_output_count() -> int | None:
+    """Return how many leading outputs of the graph being compiled go to the user, if known.
+
+    The rest are tensors and symbolic integers saved for backward.
+    """
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    return None if metadata is None else int(metadata.num_forward)
+
+
+def static_input_indices() -> frozenset[int]:
+    """Return the positions of the inputs whose address stays the same: parameters and buffers."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    return frozenset() if metadata is None else frozenset(metadata.static_input_indices or ())
+
+
+def value_range(shape_env: Any, symbol: Any) -> tuple[int | None, int | None]:
+    """Return the closed range that torch knows of a symbol; None where it is unbounded."""
+    known = shape_env.var_to_range.get(symbol)
+    if known is None:
+        return None, None
+    bounds = [
+        None if abs(bound) >= 2**62 or not bound.is_finite else int(bound)
+        for bound in (known.lower, known.upper)
+    ]
+    return bounds[0], bounds[1]
+
+
+def has_side_effect(node: torch.fx.Node) -> bool:
+    """Whether a node does more than compute its results; drawing random numbers does not count."""
+    try:
+        return bool(node.is_impure(impure_random=False))
+    except TypeError:  # before 2.12 the question has no such option
+        return bool(node.is_impure()) and not draws_random_numbers(node.target)
+
+
+def draws_random_numbers(target: Any) -> bool:
+    """Whether an operator draws from a random generator."""
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+def graph_break_reasons(
+    function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> list[tuple[str, str]]:
+    """Run a function under Dynamo and return the reason and place of each graph break."""
+    explanation = torch._dynamo.explain(function)(*args, **kwargs)
+    reasons = []
+    for reason in explanation.break_reasons:
+        stack = list(reason.user_stack)
+        place = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+        reasons.append((str(reason.reason), place))
+    return reasons
+
+
+@contextlib.contextmanager
+def eager_backward_compilation() -> Iterator[None]:
+    """Compile backward graphs together with their forward, not at the first backward call."""
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
+        yield
+
+
+def storage_identity(tensor: torch.Tensor) -> int:
+    """Return a number that two tensors, fake ones too, share when they share memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_plain_fake(value: Any) -> bool:
+    """Whether a traced value is an ordinary dense tensor, which a `TensorType` can describe."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not value.is_nested
+        and not value.is_quantized
+        and value.device.type != "meta"
+        and (type(value) in (FakeTensor, torch.Tensor, torch.nn.Parameter))
+    )
+
+
+def symbolic_expression(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Any:
+    """Return the sympy expression of a symbolic number."""
+    return value.node.expr
+
+
+def shape_environment(value: torch.SymInt) -> Any:
+    """Return the shape environment that knows the symbols of a symbolic integer."""
+    return value.node.shape_env

@@ -1,0 +1,102 @@
+"""From one FX graph to something that runs: import, passes, back end. One screen."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.fx
+
+from lynx.backends.reference import call_of
+from lynx.compat import CONTROL_FLOW_ERRORS, boxed, outside_tracing
+from lynx.importer import import_graph
+from lynx.passes import Diff, Dump, Observer, Reproducer, Timer, parse_pipeline
+from lynx.runtime import build
+
+from .pass_context import pass_context
+from .progress import Progress
+from .records import RECORDS, CompiledGraph, log
+from .settings import Settings
+
+
+def compile_graph(
+    module: torch.fx.GraphModule, kind: str, settings: Settings
+) -> Callable[[list[Any]], Any]:
+    """Return a boxed function that runs the graph; torch runs it where Lynx cannot.
+
+    `kind` is forward, backward or inference. In strict mode errors are raised.
+    """
+    record = RECORDS.open(kind)
+    try:
+        with outside_tracing():
+            return _compile(module, record, settings)
+    except CONTROL_FLOW_ERRORS:
+        raise
+    except Exception as error:  # whatever went wrong in here must not stop the user's program
+        if settings.strict:
+            raise
+        record.fallback = f"{type(error).__name__}: {error}"
+        RECORDS.warn(f"lynx runs a {kind} graph through torch: {record.fallback}")
+        return run_through_torch(module)
+
+
+def _compile(
+    module: torch.fx.GraphModule, record: CompiledGraph, settings: Settings
+) -> Callable[[list[Any]], Any]:
+    start = time.perf_counter()
+    graph = import_graph(module, record.kind)
+    record.imported = graph
+    record.seconds["import"] = time.perf_counter() - start
+    context = pass_context(graph)
+    pipeline = parse_pipeline(settings.pipeline)
+    observers = _observers(record, settings)
+    program = pipeline.run(graph, context, observers, verify=settings.verify)
+    record.program = program
+    record.remarks = context.remarks
+    middle = time.perf_counter()
+    record.executable = build(program, call_of, resources=graph.resources)
+    record.seconds["build"] = time.perf_counter() - middle
+    record.seconds["total"] = time.perf_counter() - start
+    _report(record, settings, observers)
+    return boxed(record.executable)
+
+
+def run_through_torch(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Return a boxed function that runs the FX graph as it is."""
+
+    def run(arguments: list[Any]) -> Any:
+        values = tuple(arguments)
+        arguments.clear()
+        return module.forward(*values)
+
+    return boxed(run)
+
+
+def _observers(record: CompiledGraph, settings: Settings) -> Sequence[Observer]:
+    observers: list[Observer] = [Reproducer(Path(settings.reproducers))]
+    if settings.debug >= 2:
+        observers.append(Timer())
+    if settings.debug >= 3:
+        observers.append(Diff(sys.stderr))
+    if settings.dump_dir:
+        observers.append(Dump(Path(settings.dump_dir) / record.name))
+    if settings.progress and sys.stderr.isatty():
+        observers.append(Progress(record.kind))
+    return observers
+
+
+def _report(record: CompiledGraph, settings: Settings, observers: Sequence[Observer]) -> None:
+    """Say what was compiled, on the ladder of `debug`."""
+    if settings.debug >= 1:
+        count = len(record.imported.ops) if record.imported is not None else 0
+        line = f"lynx: {record.name}: {count} ops, {record.seconds['total'] * 1e3:.0f} ms"
+        print(line, file=sys.stderr)
+    for observer in observers:
+        if isinstance(observer, Timer):
+            print(observer, file=sys.stderr)
+    if settings.debug >= 4:
+        print(record.executable.source, file=sys.stderr)
+    log.debug("compiled %s", record.name)

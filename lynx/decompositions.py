@@ -1,0 +1,27 @@
+"""Which ATen operators AOTAutograd takes apart before Lynx sees them.
+
+Almost none: import rules know composites whole, since eager's fused kernels are faster than their
+parts and the `decompose` pass can take them apart later. In particular
+`core_aten_decompositions()` must not be used: it takes the forward of CPU scaled-dot-product
+attention apart but not its backward, which then gets a tensor of another meaning and gives wrong
+gradients without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions  # the public way to the table, in torch.export's docs
+
+_OPERATORS = (
+    torch.ops.aten.select_backward,
+    torch.ops.aten.slice_backward,
+    torch.ops.aten.diagonal_backward,
+)
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the table for AOTAutograd: only exact ones, whose parts Lynx can optimize better."""
+    return dict(get_decompositions(_OPERATORS))

@@ -1,0 +1,90 @@
+"""`lynx.explain`: what was captured, optimized, left to torch, and how the memory is laid out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lynx.compat import eager_backward_compilation, graph_break_reasons
+from lynx.ir.ops.aten import Aten
+from lynx.passes import Remark
+
+from .backend import lynx
+from .records import RECORDS, CompiledGraph
+
+
+@dataclass
+class Explanation:
+    """What Lynx did with a function; `str` gives the table.
+
+    `graphs` are the compiled graphs in order, `breaks` the reasons and places where Dynamo had to
+    leave the function.
+    """
+
+    graphs: list[CompiledGraph]
+    breaks: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def fallbacks(self) -> list[tuple[str, str, str]]:
+        """Ops that run through torch, as (operator, reason, place in the model), each once."""
+        rows: dict[tuple[str, str, str], None] = {}
+        for record in self.graphs:
+            for op in record.imported.ops if record.imported is not None else ():
+                if isinstance(op, Aten):
+                    rows[(op.target, op.reason, str(op.loc))] = None
+        return list(rows)
+
+    @property
+    def remarks(self) -> list[Remark]:
+        """What the passes had to say, in order."""
+        return [remark for record in self.graphs for remark in record.remarks]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.graphs)} graphs, {len(self.breaks)} graph breaks"]
+        lines += [f"  break: {reason.splitlines()[0]} ({place})" for reason, place in self.breaks]
+        for record in self.graphs:
+            lines += ["", *_describe(record)]
+        if self.fallbacks:
+            lines += ["", "left to torch:"]
+            lines += [f"  {op:<40} {reason} ({place})" for op, reason, place in self.fallbacks]
+        if self.remarks:
+            lines += ["", "remarks:"]
+            lines += [f"  {r.subject}: {r.message} ({r.loc})" for r in self.remarks]
+        return "\n".join(lines)
+
+
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """Compile a function or module on these inputs and say what happened.
+
+    The function runs, as often as Dynamo needs; buffers that it changes are changed, and the random
+    generators are put back to where they were. Backward graphs are compiled, not run.
+    """
+    with torch.random.fork_rng():
+        breaks = graph_break_reasons(function, *args, **kwargs)
+        torch._dynamo.reset()
+        graphs = RECORDS.listen()
+        try:
+            with eager_backward_compilation():
+                torch.compile(function, backend=lynx)(*args, **kwargs)
+        finally:
+            RECORDS.unlisten(graphs)
+    return Explanation(graphs, breaks)
+
+
+def _describe(record: CompiledGraph) -> list[str]:
+    if record.fallback:
+        return [f"{record.name}: run by torch, since {record.fallback}"]
+    assert record.imported is not None
+    before = Counter(op.name for op in record.imported.ops)
+    steps = record.program.ops
+    lines = [
+        f"{record.name}: {len(record.imported.ops)} ops imported, {len(steps)} ops run, "
+        f"{record.seconds['total'] * 1e3:.0f} ms",
+        "  ops by kind: " + ", ".join(f"{name} {n}" for name, n in before.most_common()),
+    ]
+    lines += [f"  {line}" for line in str(record.executable.memory_report).splitlines()]
+    return lines

@@ -1,0 +1,126 @@
+"""All settings of Lynx, typed, with their environment names: the only reader of `os.environ`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lynx.ir.errors import UsageError
+
+MODES: Mapping[str, str] = {
+    "default": "default",
+    "reduce-overhead": "reduce-overhead",
+    "max-autotune": "max-autotune",
+    "max-autotune-no-cudagraphs": "max-autotune-no-cudagraphs",
+}
+"""For each `mode=` of `torch.compile`, the named pipeline that it runs."""
+
+
+def _setting(default: Any, environment: str, help: str) -> Any:  # noqa: A002 - the natural name
+    return field(default=default, metadata={"environment": environment, "help": help})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be set, by `torch.compile(..., options={...})` or by the environment.
+
+    Options win over the environment, the environment over the defaults.
+    """
+
+    pipeline: str = _setting("default", "LYNX_PIPELINE", "the passes to run, as text or a name")
+    verify: bool = _setting(True, "LYNX_VERIFY", "check the program after every pass")
+    strict: bool = _setting(False, "LYNX_STRICT", "raise where Lynx would fall back to torch")
+    debug: int = _setting(
+        0,
+        "LYNX_DEBUG",
+        "1: what was compiled, 2: passes with times and op counts, 3: IR after each change, "
+        "4: generated source",
+    )
+    dump_dir: str = _setting("", "LYNX_DUMP_DIR", "write one text file per graph and pass there")
+    reproducer_dir: str = _setting(
+        "",
+        "LYNX_REPRODUCER_DIR",
+        "where a crash writes its test file (default: a temporary folder)",
+    )
+    progress: bool = _setting(True, "LYNX_PROGRESS", "show progress of long work on a terminal")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.debug <= 4:
+            raise UsageError("bad-option", f"option 'debug' takes 0 to 4, got {self.debug}")
+
+    @property
+    def reproducers(self) -> str:
+        """The folder for reproducers."""
+        return self.reproducer_dir or os.path.join(tempfile.gettempdir(), "lynx-reproducers")
+
+
+def read_settings(
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Return the settings from options, a mode and the environment; `UsageError` on a bad one."""
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    for setting in dataclasses.fields(Settings):
+        name = setting.metadata["environment"]
+        if name in environment:
+            values[setting.name] = _parse(name, environment[name], type(setting.default))
+    if mode is not None:
+        values["pipeline"] = _pipeline_of_mode(mode)
+    known = {setting.name: setting for setting in dataclasses.fields(Settings)}
+    for key, value in (options or {}).items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise UsageError("unknown-option", f"unknown option {key!r}{suggest(name, known)}")
+        values[name] = _checked(key, value, type(known[name].default))
+    return Settings(**values)
+
+
+def describe() -> str:
+    """Return a table of all settings: name, environment name, default and meaning."""
+    rows = [
+        f"{s.name:<15} {s.metadata['environment']:<20} {s.default!r:<10} {s.metadata['help']}"
+        for s in dataclasses.fields(Settings)
+    ]
+    return "\n".join(rows)
+
+
+def suggest(word: str, known: Mapping[str, Any] | list[str]) -> str:
+    """Return `; did you mean 'x'?`, or the list of what there is."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known are {', '.join(sorted(known))}"
+
+
+def _pipeline_of_mode(mode: str) -> str:
+    if mode not in MODES:
+        raise UsageError("unknown-mode", f"unknown mode {mode!r}{suggest(mode, MODES)}")
+    return MODES[mode]
+
+
+def _checked(key: str, value: Any, kind: type[Any]) -> Any:
+    if isinstance(value, os.PathLike) and kind is str:
+        return os.fspath(value)
+    if type(value) is not kind:
+        expected = kind.__name__
+        raise UsageError("bad-option", f"option {key!r} takes {expected}, got {value!r}")
+    return value
+
+
+def _parse(name: str, text: str, kind: type[Any]) -> Any:
+    if kind is str:
+        return text
+    words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+    if kind is bool and text.lower() in words:
+        return words[text.lower()]
+    if kind is int and text.strip().isdigit():
+        return int(text)
+    expected = "0 or 1" if kind is bool else "a number"
+    raise UsageError("bad-option", f"{name} takes {expected}, got {text!r}")
