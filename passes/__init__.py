@@ -1,1 +1,52 @@
 """Passes: what turns one program into a better one."""
+
+from __future__ import annotations
+
+from .base import (
+    PASSES,
+    ConstantInfo,
+    Pass,
+    PassContext,
+    Remark,
+    Requirement,
+    Violation,
+    register_pass,
+)
+from .modules import count_ops, print_module, verify_module
+from .observers import Diff, Dump, Observer, Reproducer, Timer, Timing
+from .pipeline import NAMED_PIPELINES, Pipeline, check_requirements, parse_pipeline
+from .pipelines import DEBUG, DEFAULT, MAX_AUTOTUNE, REDUCE_OVERHEAD
+from .rewrite import NoMatch, Rewritten, Rule, rewrite, rule
+
+__all__ = [
+    "DEBUG",
+    "DEFAULT",
+    "MAX_AUTOTUNE",
+    "NAMED_PIPELINES",
+    "PASSES",
+    "REDUCE_OVERHEAD",
+    "ConstantInfo",
+    "Diff",
+    "Dump",
+    "NoMatch",
+    "Observer",
+    "Pass",
+    "PassContext",
+    "Pipeline",
+    "Remark",
+    "Reproducer",
+    "Requirement",
+    "Rewritten",
+    "Rule",
+    "Timer",
+    "Timing",
+    "Violation",
+    "check_requirements",
+    "count_ops",
+    "parse_pipeline",
+    "print_module",
+    "register_pass",
+    "rewrite",
+    "rule",
+    "verify_module",
+]

@@ -38,7 +38,7 @@ class Timing:
 
 
 class Timer(Observer):
-    """Measures each pass; `str` gives a table."""
+    """Measures each pass."""
 
     def __init__(self) -> None:
         self.timings: list[Timing] = []
@@ -48,7 +48,8 @@ class Timer(Observer):
         row = Timing(step.name, seconds, count_ops(before), count_ops(after), after is not before)
         self.timings.append(row)
 
-    def __str__(self) -> str:
+    def table(self) -> str:
+        """Return the table of passes: milliseconds, ops before and after, and what changed."""
         width = max([len("total"), *(len(row.name) for row in self.timings)])
         lines = [f"{'pass':<{width}}  {'ms':>9}  {'ops':>15}  changed"]
         for row in self.timings:
@@ -97,12 +98,7 @@ class Diff(Observer):
     def after(self, step: Pass, before: Any, after: Any, seconds: float) -> None:
         """Write the differences, if there are any."""
         if after is not before:
-            self.stream.write(f"// {step.name}\n{unified_modules(before, after)}\n")
-
-
-def unified_modules(before: Any, after: Any) -> str:
-    """Return the unified diff of the texts of two modules."""
-    return unified(before, after)
+            self.stream.write(f"// {step.name}\n{unified(before, after)}\n")
 
 
 class Reproducer(Observer):

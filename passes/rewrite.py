@@ -37,6 +37,7 @@ class Rule:
     function: Callable[[Any], Rewritten]
 
     def __call__(self, op: Op) -> Rewritten:
+        """Offer the rule one op."""
         return self.function(op)
 
 

@@ -1,0 +1,32 @@
+"""Applies the local simplifications that are never a loss and never change a bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lynx.ir.core import Graph
+
+from .base import PassContext, Requirement, register_pass
+from .canonicalize_layout import LAYOUT_RULES
+from .requirements import IS_GRAPH
+from .rewrite import rewrite
+
+RULES = (*LAYOUT_RULES,)
+
+
+@register_pass
+@dataclass(frozen=True)
+class Canonicalize:
+    """Apply the local simplifications that are never a loss and never change a bit of a result.
+
+    NaNs, infinities, signed zeros and wrap-around stay what they are in eager. Correctness of no
+    other pass depends on this one having run.
+    """
+
+    name: ClassVar[str] = "canonicalize"
+    requires: ClassVar[tuple[Requirement, ...]] = (IS_GRAPH,)
+
+    def run(self, module: Graph, context: PassContext) -> Graph:
+        """Return the simplified graph."""
+        return rewrite(module, RULES, context)
