@@ -95,17 +95,20 @@ class _Driver:
         """Append an op of the graph, or what becomes of it, after everything that it needs."""
         # Each entry is an op, with the values that replace its results once these are placed.
         stack: list[tuple[Op, tuple[Value, ...] | None]] = [(root, None)]
+        waiting = {root}
         history: list[str] = []
         while stack:
             op, replacement = stack[-1]
             needed = self._missing(op.operands if replacement is None else replacement)
             if needed is not None:
-                if any(waiting is needed for waiting, _ in stack):
+                if needed in waiting:
                     raise self._unsettled(root, history)
                 stack.append((needed, None))
+                waiting.add(needed)
                 continue
             stack.pop()
             if replacement is not None:
+                waiting.discard(op)
                 self._map(op, tuple(self.mapping.get(value, value) for value in replacement))
                 continue
             current = self._current(op, root.loc)
@@ -116,6 +119,7 @@ class _Driver:
                 self.changed = True
                 stack.append((op, outcome))
                 continue
+            waiting.discard(op)
             self.ops.append(current)
             self.placed.add(current)
             self._map(op, current.results)
