@@ -1,0 +1,136 @@
+"""The command line: run a pipeline on a file, run a file, list passes and settings.
+
+    python -m lynx opt model.lynx -p canonicalize,cse
+    python -m lynx run model.lynx --symbols s0=8
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from lynx.backends.reference import call_of, evaluate
+from lynx.ir import Graph, LynxError, UsageError, parse_graph
+from lynx.ir.core import Value
+from lynx.passes import PASSES, Dump, Observer, Timer, parse_pipeline, print_module
+from lynx.runtime import build
+
+from .inputs import random_inputs
+from .pass_context import pass_context
+from .settings import describe
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status, 1 for an error in what was given."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except LynxError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lynx", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    opt = commands.add_parser("opt", help="run a pipeline on a file and print the result")
+    opt.add_argument("file")
+    opt.add_argument("-p", "--pipeline", default="canonicalize,cse,dce")
+    opt.add_argument("--dump", metavar="DIR", help="write one file per pass that changed something")
+    opt.add_argument("--time", action="store_true", help="print a table of pass times")
+    opt.add_argument("--no-locations", action="store_true", help="leave locations out")
+    opt.set_defaults(command=_opt)
+    run = commands.add_parser("run", help="run a graph, optimized, and compare with the reference")
+    run.add_argument("file")
+    run.add_argument("-p", "--pipeline", default="default")
+    run.add_argument("--inputs", metavar="FILE", help="a list of tensors, saved by torch.save")
+    run.add_argument("--resources", metavar="FILE", help="a dict of tensors, saved by torch.save")
+    run.add_argument("--seed", type=int, default=0, help="for random inputs")
+    run.add_argument("--symbols", default="", help="sizes for random inputs, as s0=8,s1=3")
+    run.add_argument("--source", action="store_true", help="print the generated Python")
+    run.set_defaults(command=_run)
+    settings = commands.add_parser("settings", help="list all settings")
+    settings.set_defaults(command=lambda _: print(describe()))
+    passes = commands.add_parser("passes", help="list all passes")
+    passes.set_defaults(command=_passes)
+    return parser
+
+
+def _read(path: str, resources: str | None = None) -> Graph:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError("no-file", f"cannot read {path}: {error.strerror}") from error
+    held = torch.load(resources) if resources else None
+    return parse_graph(text, file=path, resources=held)
+
+
+def _opt(options: argparse.Namespace) -> None:
+    graph = _read(options.file)
+    pipeline = parse_pipeline(options.pipeline)
+    timer = Timer()
+    observers: list[Observer] = [timer]
+    if options.dump:
+        observers.append(Dump(Path(options.dump)))
+    result = pipeline.run(graph, pass_context(graph), observers)
+    print(print_module(result, locations=not options.no_locations), end="")
+    if options.time:
+        print(timer, file=sys.stderr)
+
+
+def _run(options: argparse.Namespace) -> None:
+    graph = _read(options.file, options.resources)
+    symbols = _symbols(options.symbols)
+    inputs = torch.load(options.inputs) if options.inputs else None
+    if inputs is None:
+        inputs = random_inputs(graph, options.seed, symbols)
+    torch.manual_seed(options.seed)
+    expected, _ = evaluate(graph, inputs)
+    program = parse_pipeline(options.pipeline).run(graph, pass_context(graph))
+    executable = build(program, call_of, resources=graph.resources)
+    if options.source:
+        print(executable.source)
+    torch.manual_seed(options.seed)
+    actual = executable(list(inputs))
+    for index, (output, ours, theirs) in enumerate(
+        zip(graph.outputs, actual, expected, strict=True)
+    ):
+        print(f"output {index}: {_summary(output, ours, theirs)}")
+    print(executable.memory_report)
+
+
+def _summary(output: Value | None, actual: object, expected: object) -> str:
+    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return str(actual)
+    error = 0.0
+    if actual.numel():
+        error = float((actual.double() - expected.double()).abs().nan_to_num().max())
+    type_ = "" if output is None else f"{output.type}, "
+    mean = float(actual.double().mean()) if actual.numel() else 0.0
+    return f"{type_}mean {mean:.6g}, off from the reference by {error:.3g}"
+
+
+def _symbols(text: str) -> dict[str, int]:
+    symbols = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if not value.strip().isdigit():
+            raise UsageError("bad-symbol", f"expected name=size, got {part!r}")
+        symbols[name.strip()] = int(value)
+    return symbols
+
+
+def _passes(_: argparse.Namespace) -> None:
+    width = max(map(len, PASSES))
+    for name in sorted(PASSES):
+        summary = (PASSES[name].__doc__ or "").splitlines()[0]
+        print(f"{name:<{width}}  {summary}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
