@@ -1,1 +1,28 @@
 """The reference back end: the meaning of every op in plain torch."""
+
+from . import (
+    aten,
+    elementwise,
+    factory,
+    random,
+)
+from .evaluate import bind_symbols, evaluate, run
+from .registry import call_of, covered, means
+
+RULE_MODULES = (
+    aten,
+    elementwise,
+    factory,
+    random,
+)
+"""Importing them fills the table of rules."""
+
+__all__ = [
+    "RULE_MODULES",
+    "bind_symbols",
+    "call_of",
+    "covered",
+    "evaluate",
+    "means",
+    "run",
+]
