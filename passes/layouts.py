@@ -1,0 +1,202 @@
+"""Strides of results: exact for views, chosen for what is written into memory that Lynx allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from lynx.ir.core import Op, Value
+from lynx.ir.dims import Dim, contiguous_strides, is_equal, is_static, product, simplify
+from lynx.ir.ops.layout import (
+    AsStrided,
+    Bitcast,
+    Broadcast,
+    Permute,
+    Reshape,
+    Squeeze,
+    Unsqueeze,
+)
+from lynx.ir.program import same_strides
+from lynx.ir.types import TensorType
+
+Strides = tuple[Dim, ...]
+Known = Callable[[Value], Strides | None]
+"""Gives the strides of a value that is already laid out, None where torch will decide."""
+
+_O = TypeVar("_O", bound=Op)
+_RULES: dict[type[Op], Callable[[Any, Strides], Strides | None]] = {}
+
+
+def lays_out(
+    *kinds: type[_O],
+) -> Callable[[Callable[[_O, Strides], Strides | None]], Callable[[_O, Strides], Strides | None]]:
+    """Register the rule of view ops: from the strides of the operand to those of the result.
+
+    The rule answers None where no view can express the result, so that torch would copy. Strides of
+    dimensions of size 1 are torch's too.
+    """
+
+    def register(
+        function: Callable[[_O, Strides], Strides | None],
+    ) -> Callable[[_O, Strides], Strides | None]:
+        for kind in kinds:
+            _RULES[kind] = function
+        return function
+
+    return register
+
+
+def has_rule(op: Op) -> bool:
+    """Whether the layout of a view op's result is known from its operand's."""
+    return type(op) in _RULES
+
+
+def view_strides(op: Op, strides: Strides) -> Strides | None:
+    """Return the strides of a view op's result, None if the result cannot be a view."""
+    return _RULES[type(op)](op, strides)
+
+
+@lays_out(Permute)
+def permute_strides(op: Permute, strides: Strides) -> Strides:
+    """Reorder as the dimensions are."""
+    return tuple(strides[dim] for dim in op.dims)
+
+
+@lays_out(Broadcast)
+def broadcast_strides(op: Broadcast, strides: Strides) -> Strides:
+    """Repeat by a stride of 0; a new dimension of size 1 spans the ones within."""
+    x = op.x.shape
+    first = len(op.shape) - len(x)
+    result: list[Dim] = [0] * len(op.shape)
+    for index in reversed(range(len(op.shape))):
+        size: Dim = x[index - first] if index >= first else 1
+        if index >= first:
+            stride = strides[index - first]
+        elif index + 1 < len(op.shape):
+            stride = product((op.shape[index + 1], result[index + 1]))
+        else:
+            stride = 1
+        repeats = size == 1 and not is_equal(op.shape[index], 1)
+        result[index] = 0 if repeats else stride
+    return tuple(result)
+
+
+@lays_out(Unsqueeze)
+def unsqueeze_strides(op: Unsqueeze, strides: Strides) -> Strides:
+    """Give the new dimension the stride that spans the one it precedes."""
+    inserted = product((op.x.shape[op.dim], strides[op.dim])) if op.dim < len(strides) else 1
+    return (*strides[: op.dim], inserted, *strides[op.dim :])
+
+
+@lays_out(Squeeze)
+def squeeze_strides(op: Squeeze, strides: Strides) -> Strides:
+    """Drop the strides of the removed dimensions."""
+    return tuple(stride for index, stride in enumerate(strides) if index not in op.dims)
+
+
+@lays_out(Bitcast)
+def bitcast_strides(op: Bitcast, strides: Strides) -> Strides:
+    """Keep the strides: the element types have one size."""
+    return strides
+
+
+@lays_out(AsStrided)
+def as_strided_strides(op: AsStrided, strides: Strides) -> Strides | None:
+    """Take the strides as they are where row-major order is the order in memory."""
+    contiguous = contiguous_strides(op.x.shape)
+    return op.stride if same_strides(op.x.shape, strides, contiguous) else None
+
+
+@lays_out(Reshape)
+def reshape_strides(op: Reshape, strides: Strides) -> Strides | None:
+    """Compute the strides of the view, chunk by chunk of contiguous dimensions, as torch does.
+
+    With symbolic sizes a view may be missed; copying is right as well.
+    """
+    old, new = op.x.shape, op.shape
+    if any(dim == 0 for dim in (*old, *new)):
+        same = len(old) == len(new) and all(map(is_equal, old, new))
+        return strides if same else contiguous_strides(new)
+    result: list[Dim] = [1] * len(new)
+    position = len(new) - 1
+    chunk_size: Dim = 1
+    stride: Dim = strides[-1] if strides else 1
+    for index in reversed(range(len(old))):
+        chunk_size = product((chunk_size, old[index]))
+        if index > 0 and (
+            old[index - 1] == 1 or is_equal(strides[index - 1], product((chunk_size, stride)))
+        ):
+            continue
+        position = _fill_chunk(new, result, position, chunk_size, stride)
+        if position is None:
+            return None
+        if index > 0:
+            chunk_size, stride = 1, strides[index - 1]
+    if not old:
+        position = _fill_chunk(new, result, position, 1, 1)
+    return tuple(result) if position == -1 else None
+
+
+def _fill_chunk(
+    new: tuple[Dim, ...], result: list[Dim], position: int, size: Dim, stride: Dim
+) -> int | None:
+    """Lay dimensions of the new shape into one chunk; return the next, None if they do not fit."""
+    running: Dim = 1
+    while position >= 0 and (_is_below(running, size) or new[position] == 1):
+        result[position] = product((running, stride))
+        running = product((running, new[position]))
+        position -= 1
+    return position if is_equal(running, size) else None
+
+
+def _is_below(running: Dim, size: Dim) -> bool:
+    if isinstance(running, int) and isinstance(size, int):
+        return running < size
+    return not is_equal(running, size)
+
+
+def is_dense(shape: tuple[Dim, ...], strides: Strides) -> bool:
+    """Whether the elements fill their memory without gap or overlap, in whatever order."""
+    if any(dim == 0 for dim in shape):
+        return True
+    left = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
+    running: Dim = 1
+    while left:
+        found = next((pair for pair in left if is_equal(pair[1], running)), None)
+        if found is None:
+            return False
+        left.remove(found)
+        running = product((running, found[0]))
+    return True
+
+
+def chosen_strides(op: Op, type_: TensorType, known: Known, wanted: Strides | None) -> Strides:
+    """Return the layout in which an op shall write a result.
+
+    What the caller wants, if it is dense; otherwise for elementwise ops the order of dimensions of
+    the first operand of the full shape, and row-major for all others.
+    """
+    if wanted is not None and is_dense(type_.shape, wanted):
+        return wanted
+    if op.is_elementwise:
+        for operand in op.operands:
+            strides = _full_strides(operand, type_, known)
+            if strides is not None:
+                return strides
+    return contiguous_strides(type_.shape)
+
+
+def _full_strides(operand: Value, type_: TensorType, known: Known) -> Strides | None:
+    if not isinstance(operand.type, TensorType) or operand.type.rank != type_.rank:
+        return None
+    if not all(map(is_equal, operand.type.shape, type_.shape)):
+        return None
+    strides = known(operand)
+    if strides is None or not is_dense(type_.shape, strides):
+        return None
+    return tuple(simplify(stride) for stride in strides)
+
+
+def are_static(type_: TensorType, strides: Strides) -> bool:
+    """Whether neither the shape nor the strides depend on symbols."""
+    return is_static((*type_.shape, *strides))
