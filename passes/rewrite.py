@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, TypeAlias
 
 from lynx.ir.core import Graph, Op, Value
-from lynx.ir.dims import is_equal
+from lynx.ir.dims import Dim, is_equal, may_equal
 from lynx.ir.errors import InternalError
 from lynx.ir.location import Location
 from lynx.ir.types import TensorType, Type
@@ -157,7 +157,8 @@ class _Driver:
                     self.context.remarks.append(Remark(candidate.name, outcome.reason, op.loc))
                 continue
             values = outcome if isinstance(outcome, tuple) else (outcome,)
-            _check_types(candidate, op, values)
+            if not _keeps_types(candidate, op, values):
+                continue
             history.append(candidate.name)
             return values
         return None
@@ -169,23 +170,40 @@ class _Driver:
         )
 
 
-def _check_types(candidate: Rule, op: Op, values: tuple[Value, ...]) -> None:
+def _keeps_types(candidate: Rule, op: Op, values: tuple[Value, ...]) -> bool:
+    """Whether values have the types of the op's results; raise if they surely have others.
+
+    Where only symbolic sizes cannot be seen to be equal, the rule does not apply.
+    """
     wanted = [result.type for result in op.results]
     got = [value.type for value in values]
-    if len(got) != len(wanted) or not all(map(_is_same_type, wanted, got)):
-        message = (
-            f"rule '{candidate.name}' turned '{op.name}' of type {_join(wanted)} into {_join(got)}"
-        )
-        raise InternalError("rule-changes-type", message, op.loc)
+    if len(got) == len(wanted):
+        if all(map(_is_same_type, wanted, got)):
+            return True
+        if all(map(_may_be_same_type, wanted, got)):
+            return False
+    message = (
+        f"rule '{candidate.name}' turned '{op.name}' of type {_join(wanted)} into {_join(got)}"
+    )
+    raise InternalError("rule-changes-type", message, op.loc)
 
 
 def _is_same_type(a: Type, b: Type) -> bool:
     """Whether the types are equal, dimensions compared by value: `2*s0` is `s0 + s0`."""
-    if a == b:
-        return True
+    return a == b or (_may_be_same_type(a, b) and _compare_shapes(is_equal, a, b))
+
+
+def _may_be_same_type(a: Type, b: Type) -> bool:
+    """Whether the types are equal for some values of the symbols."""
     if not (isinstance(a, TensorType) and isinstance(b, TensorType)) or a.rank != b.rank:
-        return False
-    return a == dataclasses.replace(b, shape=a.shape) and all(map(is_equal, a.shape, b.shape))
+        return a == b
+    return a == dataclasses.replace(b, shape=a.shape) and _compare_shapes(may_equal, a, b)
+
+
+def _compare_shapes(compare: Callable[[Dim, Dim], bool], a: Type, b: Type) -> bool:
+    assert isinstance(a, TensorType), a
+    assert isinstance(b, TensorType), b
+    return all(map(compare, a.shape, b.shape))
 
 
 def _join(types: Sequence[Type]) -> str:
