@@ -113,8 +113,11 @@ class Elementwise(Op):
     def linear_sets(self) -> tuple[tuple[int, ...], ...]:
         """Return the sets of operand positions in which the op is linear.
 
-        A set counts only where all of its fields are tensors: adding a number is not linear.
+        A set counts only where all of its fields are tensors: adding a number is not linear. Truth
+        values do not add up.
         """
+        if self.common_dtype() is DType.BOOL:
+            return ()
         positions = self.positions()
         return tuple(
             tuple(positions[name] for name in fields)

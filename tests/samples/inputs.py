@@ -63,6 +63,10 @@ def random_tensor(
         low = 0 if type_.dtype is DType.BOOL or type_.dtype.value.startswith("u") else -8
         low, high = bounds or (low, 2 if type_.dtype is DType.BOOL else 8)
         return torch.randint(low, high, shape, generator=generator).to(dtype)
+    if bounds is not None:
+        low, high = bounds
+        share = torch.rand(shape, generator=generator, dtype=torch.float64)
+        return (share * (high - low) + low).to(dtype)
     if positive:
         return (torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5).to(dtype)
     if type_.dtype.is_complex:
