@@ -13,6 +13,7 @@ import sympy
 from .dims import Dim, SymbolRange, product
 from .errors import CompileError
 from .location import UNKNOWN, Location
+from .sharding import Mesh
 from .space import IterationSpace
 from .types import TensorType, Type
 
@@ -282,7 +283,8 @@ class Graph:
 
     `outputs` may hold None (a gradient that does not exist). `symbols` are the symbols of all
     dimensions with their ranges. `resources` holds what text cannot (large constants, submodules)
-    by name; `Foreign("resource", name)` and the `resource` op refer to it.
+    by name; `Foreign("resource", name)` and the `resource` op refer to it. `mesh` is the mesh whose
+    axes shardings in the graph name.
     """
 
     name: str
@@ -294,6 +296,7 @@ class Graph:
     mutations: tuple[Mutation, ...] = ()
     symbols: tuple[SymbolRange, ...] = ()
     resources: Mapping[str, Any] = field(default_factory=dict)
+    mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
         if not self.input_specs:

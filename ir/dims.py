@@ -116,6 +116,23 @@ def floor_div(a: Dim, b: Dim) -> Dim:
     return simplify(FloorDiv(sympy.sympify(a), sympy.sympify(b)))
 
 
+def remainder(a: Dim, b: Dim) -> Dim:
+    """Return `a % b`."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    return simplify(Mod(sympy.sympify(a), sympy.sympify(b)))
+
+
+def minimum(*dims: Dim) -> Dim:
+    """Return the smallest of the dimensions."""
+    return min(dims) if is_static(dims) else simplify(sympy.Min(*dims))  # type: ignore[type-var]
+
+
+def maximum(*dims: Dim) -> Dim:
+    """Return the largest of the dimensions."""
+    return max(dims) if is_static(dims) else simplify(sympy.Max(*dims))  # type: ignore[type-var]
+
+
 def ceil_div(a: Dim, b: Dim) -> Dim:
     """Return the number of chunks of size `b` that cover `a`."""
     return floor_div(a + b - 1, b)
@@ -136,7 +153,7 @@ def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
 
 def python_source(dim: Dim) -> str:
     """Return a Python expression over the symbols' names; `Min`, `Max` become `min`, `max`."""
-    return str(dim) if isinstance(dim, int) else _format(dim, 0)
+    return str(dim) if isinstance(dim, int) else _format_expression(dim)
 
 
 def format_dim(dim: Dim) -> str:
@@ -144,7 +161,22 @@ def format_dim(dim: Dim) -> str:
     return python_source(dim)
 
 
-_SUM, _PRODUCT, _ATOM = 1, 2, 3
+_SUM, _PRODUCT, _POWER, _ATOM = 1, 2, 3, 4
+
+
+@functools.lru_cache(maxsize=65536)
+def _format_expression(expression: sympy.Expr) -> str:
+    return _format(_evaluated(expression), 0)
+
+
+def _evaluated(expression: sympy.Expr) -> sympy.Expr:
+    """Build the expression anew, so that what reading the text gives prints the same again.
+
+    An expression made with `evaluate=False`, such as `2*(s0 + 1)`, would come back expanded.
+    """
+    if not expression.args:
+        return expression
+    return expression.func(*map(_evaluated, expression.args))
 
 
 def _format(expression: sympy.Expr, level: int) -> str:
@@ -152,33 +184,43 @@ def _format(expression: sympy.Expr, level: int) -> str:
     if expression.is_Integer or expression.is_Symbol:
         text = str(expression)
         return f"({text})" if text.startswith("-") and level > _SUM else text
+    if expression.is_Add or expression.is_Mul or expression.is_Pow:
+        quotient, divisor = expression.as_numer_denom()
+        if divisor != 1:
+            # A size is an integer, so this division leaves no remainder.
+            expression = FloorDiv(quotient, divisor, evaluate=False)
     if expression.is_Add:
         terms = [_format(term, _SUM) for term in expression.as_ordered_terms()]
-        text = " + ".join(terms).replace("+ -", "- ")
-        return f"({text})" if level > _SUM else text
+        signed = [f"- {term[1:]}" if term.startswith("-") else f"+ {term}" for term in terms[1:]]
+        return _enclosed(" ".join([terms[0], *signed]), level > _SUM)
     if expression.is_Mul:
         return _format_product(expression, level)
-    if expression.is_Pow:
-        base, exponent = expression.args
-        return f"{_format(base, _ATOM)}**{_format(exponent, _ATOM)}"
-    if isinstance(expression, FloorDiv | Mod):
-        sign = "//" if isinstance(expression, FloorDiv) else "%"
-        dividend, divisor = expression.args
-        return f"({_format(dividend, _PRODUCT)} {sign} {_format(divisor, _ATOM)})"
+    if expression.is_Pow or isinstance(expression, FloorDiv | Mod):
+        return _format_binary(expression, level)
     name = {"Min": "min", "Max": "max"}.get(type(expression).__name__)
     if name is None:
         raise ValueError(f"dimension with an unknown function: {expression}")
     return f"{name}({', '.join(_format(argument, 0) for argument in expression.args)})"
 
 
+def _format_binary(expression: sympy.Expr, level: int) -> str:
+    left, right = expression.args
+    if expression.is_Pow:
+        return _enclosed(f"{_format(left, _ATOM)}**{_format(right, _POWER)}", level > _POWER)
+    sign = "//" if isinstance(expression, FloorDiv) else "%"
+    return _enclosed(f"{_format(left, _PRODUCT)} {sign} {_format(right, _POWER)}", level > _SUM)
+
+
+def _enclosed(text: str, needed: bool) -> str:
+    return f"({text})" if needed else text
+
+
 def _format_product(expression: sympy.Expr, level: int) -> str:
     coefficient, rest = expression.as_coeff_Mul()
     if coefficient.is_Integer and coefficient < 0:
-        text = f"-{_format(-coefficient * rest, _PRODUCT)}"
-        return f"({text})" if level > _SUM else text
+        return _enclosed(f"-{_format(-coefficient * rest, _PRODUCT)}", level > _SUM)
     factors = [_format(factor, _PRODUCT) for factor in expression.as_ordered_factors()]
-    text = "*".join(factors)
-    return f"({text})" if level > _PRODUCT else text
+    return _enclosed("*".join(factors), level > _PRODUCT)
 
 
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import enum
+import json
+import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .dims import Dim, format_dim, product
+from .dims import Dim, format_dim, is_equal, product
 from .sharding import Sharding
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_DEVICE = re.compile(r"[A-Za-z_]\w*(?::\d+)?", re.ASCII)
+_KIND = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
+
+
+def quote_name(name: str, plain: re.Pattern[str] = _NAME) -> str:
+    """Return the name, in quotes if it does not have the plain form."""
+    return name if plain.fullmatch(name) else json.dumps(name)
 
 
 class DType(enum.Enum):
@@ -76,9 +87,10 @@ _ITEMSIZE = {
 class TensorType:
     """A dense tensor: element type, shape, device, and how it lies on the mesh.
 
-        f32[s0 @ dp, 512 @ tp] + partial(sum: tp) on cuda:0
+        f32[s0 @ dp, 512] + partial(sum: tp) on cuda:0
 
-    Shapes are global; strides are no part of a type (values have value semantics).
+    Shapes are global; strides are no part of a type (values have value semantics). No `sharding`
+    means that nothing was decided; one that uses no axis is printed as `replicated`.
     """
 
     dtype: DType
@@ -113,17 +125,19 @@ class TensorType:
         text = f"{self.dtype}[{', '.join(self._dim_texts())}]"
         if self.sharding is not None:
             text += "".join(f" + {partial}" for partial in self.sharding.partial)
-        return text if self.device == "cpu" else f"{text} on {self.device}"
+            text += "" if self.sharding.axes else " replicated"
+        return text if self.device == "cpu" else f"{text} on {quote_name(self.device, _DEVICE)}"
 
     def _dim_texts(self) -> list[str]:
         texts = [format_dim(dim) for dim in self.shape]
         if self.sharding is None:
             return texts
-        for index, axes in enumerate(self.sharding.dims):
-            if len(axes) == 1:
-                texts[index] += f" @ {axes[0]}"
-            elif axes:
-                texts[index] += f" @ ({', '.join(axes)})"
+        for index, axes in enumerate(self.sharding.dims[: self.rank]):
+            names = [quote_name(axis) for axis in axes]
+            if len(names) == 1:
+                texts[index] += f" @ {names[0]}"
+            elif names:
+                texts[index] += f" @ ({', '.join(names)})"
         return texts
 
 
@@ -148,7 +162,25 @@ class OpaqueType:
     kind: str
 
     def __str__(self) -> str:
-        return f"opaque<{self.kind}>"
+        return f"opaque<{quote_name(self.kind, _KIND)}>"
 
 
 Type: TypeAlias = TensorType | ScalarType | OpaqueType
+
+
+def is_same_type(a: Type, b: Type) -> bool:
+    """Whether the types are equal, with dimensions compared by meaning and not by form."""
+    if a == b:
+        return True
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        return (
+            (a.dtype, a.rank, a.device, a.sharding) == (b.dtype, b.rank, b.device, b.sharding)
+        ) and all(map(_is_same_dim, a.shape, b.shape))
+    if not (isinstance(a, ScalarType) and isinstance(b, ScalarType) and a.kind == b.kind):
+        return False
+    return a.expr is not None and b.expr is not None and _is_same_dim(a.expr, b.expr)
+
+
+def _is_same_dim(a: Dim, b: Dim) -> bool:
+    # The text normalises exact divisions, which have no common polynomial form.
+    return is_equal(a, b) or format_dim(a) == format_dim(b)

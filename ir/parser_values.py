@@ -1,0 +1,338 @@
+"""Turn what the grammar recognises into syntax nodes: names and literals, not yet ops."""
+
+# ruff: noqa: D102 - the methods of `Reader` are documented by the rules of their names
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import sympy
+from lark import Token, Transformer, v_args
+
+from .core import Foreign
+from .dims import Dim, floor_div, maximum, minimum, remainder, simplify, symbol
+from .location import Location
+from .printer import WORDS
+from .sharding import Mesh, Partial, Sharding
+from .types import DType, OpaqueType, ScalarType, TensorType, Type
+
+_DTYPES = {dtype.value: dtype for dtype in DType}
+_SCALARS = ("int", "float", "bool")
+_T = TypeVar("_T")
+
+
+class Mistake(Exception):  # noqa: N818 - it becomes a `TextError` once the text is known
+    """A mistake in a text, at a token where that is known."""
+
+    def __init__(self, code: str, message: str, at: Token | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.at = at
+
+
+def unknown(code: str, what: str, name: Token, known: Iterable[str], prefix: str = "") -> Mistake:
+    """Return the mistake of a name that does not exist, with the nearest that does."""
+    near = difflib.get_close_matches(name.removeprefix(prefix), list(known), 1)
+    hint = f", did you mean '{prefix}{near[0]}'" if near else ""
+    return Mistake(code, f"unknown {what} '{name}'{hint}", name)
+
+
+class TypeNode(NamedTuple):
+    """A type and where it is written."""
+
+    type: Type
+    at: Token
+
+
+class Attribute(NamedTuple):
+    """One entry in braces."""
+
+    name: Token
+    value: Any
+
+
+class Argument(NamedTuple):
+    """One argument of an `aten` op; a reference to a value is its token."""
+
+    name: Token | None
+    value: Any
+
+
+class OpNode(NamedTuple):
+    """A line with an op. References to values in `operands` are their tokens."""
+
+    name: Token
+    operands: tuple[Any, ...]
+    attributes: tuple[Attribute, ...]
+    target: Token | None = None
+    results: tuple[Token, ...] = ()
+    types: tuple[TypeNode, ...] = ()
+    loc: Location | None = None
+
+
+class InputNode(NamedTuple):
+    """An input of a graph."""
+
+    name: Token
+    type: TypeNode
+    attributes: tuple[Attribute, ...]
+
+
+class OutputNode(NamedTuple):
+    """An output of a graph: the token of a value, or None."""
+
+    value: Any
+    attributes: tuple[Attribute, ...]
+
+
+class SymbolNode(NamedTuple):
+    """A declared symbol; bounds are numbers, None where no range is given."""
+
+    name: Token
+    lower: Any
+    upper: Any
+
+
+class GraphNode(NamedTuple):
+    """A whole graph."""
+
+    at: Token
+    name: str
+    inputs: tuple[InputNode, ...]
+    symbols: tuple[SymbolNode, ...]
+    mesh: Mesh | None
+    ops: tuple[OpNode, ...]
+    outputs: tuple[OutputNode, ...]
+    mutations: tuple[tuple[Token, Token], ...]
+
+
+class DimNode(NamedTuple):
+    """A dimension of a tensor type with the mesh axes that split it."""
+
+    size: Dim
+    axes: tuple[str, ...]
+
+
+def _present(items: Iterable[_T | None]) -> tuple[_T, ...]:
+    return tuple(item for item in items if item is not None)
+
+
+def _unquote(token: Token) -> str:
+    try:
+        return str(json.loads(token, strict=False))
+    except ValueError as error:
+        raise Mistake(
+            "syntax-error", f"the text in quotes has a bad escape: {error}", token
+        ) from error
+
+
+def at_text(token: Token) -> str:
+    """Return the name in `@name` or `@"name"`."""
+    return _unquote(token.update(value=token[1:])) if token[1] == '"' else str(token[1:])
+
+
+def _literal(item: Any) -> Any:
+    if not isinstance(item, Token):
+        return item
+    return WORDS[item] if item in WORDS else symbol(str(item))
+
+
+def _dim(item: Any, at: Token | None = None) -> Dim:
+    """Return what an expression says as a dimension: a bare name is a symbol."""
+    if isinstance(item, Token):
+        return symbol(str(item))
+    if isinstance(item, int):
+        return item
+    if isinstance(item, sympy.Expr):
+        return item
+    raise Mistake("bad-dimension", f"expected an integer expression, got {item}", at)
+
+
+def _divisor(item: Any) -> Dim:
+    divisor = _dim(item)
+    if divisor == 0:
+        raise Mistake("bad-dimension", "division by zero")
+    return divisor
+
+
+@v_args(inline=True)
+class Reader(Transformer[Token, Any]):
+    """Turns what the grammar recognises into syntax nodes; has no state.
+
+    A language that extends the grammar subclasses this with a method for each rule of its own.
+    """
+
+    @staticmethod
+    def dimension(item: Any) -> Dim:
+        """Return the dimension that an expression denotes."""
+        return _dim(item)
+
+    def module(self, *graphs: GraphNode) -> tuple[GraphNode, ...]:
+        return graphs
+
+    def graph(self, name: Token, inputs: Any, *rest: Any) -> GraphNode:
+        symbols, mesh, ops, (outputs, mutations) = rest
+        return GraphNode(name, at_text(name), inputs, symbols or (), mesh, ops, outputs, mutations)
+
+    def inputs(self, *items: InputNode | None) -> tuple[InputNode, ...]:
+        return _present(items)
+
+    def input(self, name: Token, type_: TypeNode, attributes: Any) -> InputNode:
+        return InputNode(name, type_, attributes or ())
+
+    def symbols(self, *items: SymbolNode) -> tuple[SymbolNode, ...]:
+        return items
+
+    def symbol(self, name: Token, lower: Any, upper: Any) -> SymbolNode:
+        return SymbolNode(name, _literal(lower), _literal(upper))
+
+    def mesh(self, name: Token, *axes: tuple[str, int]) -> Mesh:
+        return Mesh(at_text(name), axes)
+
+    def axis(self, name: str, size: Token) -> tuple[str, int]:
+        return str(name), int(size)
+
+    def ops(self, *ops: OpNode) -> tuple[OpNode, ...]:
+        return ops
+
+    def returns(self, *items: Any) -> tuple[tuple[OutputNode, ...], Any]:
+        *outputs, mutations = items
+        return _present(outputs), mutations or ()
+
+    def output(self, value: Any, attributes: Any) -> OutputNode:
+        return OutputNode(value, attributes or ())
+
+    def mutations(self, *items: tuple[Token, Token]) -> tuple[tuple[Token, Token], ...]:
+        return items
+
+    def mutation(self, target: Token, value: Token) -> tuple[Token, Token]:
+        return target, value
+
+    def op(self, results: Any, call: OpNode, types: Any, loc: Any) -> OpNode:
+        return call._replace(results=results or (), types=types or (), loc=loc)
+
+    def results(self, *names: Token) -> tuple[Token, ...]:
+        return names
+
+    def generic(self, name: Token, operands: Any, attributes: Any) -> OpNode:
+        return OpNode(name, operands or (), attributes or ())
+
+    def operands(self, *items: Any) -> tuple[Any, ...]:
+        return items
+
+    def aten(self, keyword: Token, target: Token, *items: Any) -> OpNode:
+        *arguments, attributes = items
+        return OpNode(keyword, _present(arguments), attributes or (), target)
+
+    def argument(self, name: Token | None, value: Any) -> Argument:
+        return Argument(name, value)
+
+    def attributes(self, *items: Attribute | None) -> tuple[Attribute, ...]:
+        return _present(items)
+
+    def attribute(self, name: Token, value: Any) -> Attribute:
+        return Attribute(name, value)
+
+    def flag(self, name: Token) -> Attribute:
+        return Attribute(name, True)
+
+    def types(self, *types: TypeNode) -> tuple[TypeNode, ...]:
+        return types
+
+    def place(self, file: Token, line: Token, module: Token | None) -> Location:
+        return Location(_unquote(file), int(line), _unquote(module) if module else "")
+
+    def module_place(self, module: Token) -> Location:
+        return Location(module=_unquote(module))
+
+    def tensor(self, name: Token, *items: Any) -> TypeNode:
+        *rest, replicated, device = items
+        dtype = _DTYPES.get(name)
+        if dtype is None:
+            raise unknown("unknown-type", "element type", name, _DTYPES)
+        dims = [item for item in rest if isinstance(item, DimNode)]
+        partial = tuple(item for item in rest if isinstance(item, Partial))
+        sharding = None
+        if partial or replicated or any(dim.axes for dim in dims):
+            sharding = Sharding(tuple(dim.axes for dim in dims), partial)
+        shape = tuple(dim.size for dim in dims)
+        return TypeNode(TensorType(dtype, shape, device or "cpu", sharding), name)
+
+    def scalar(self, name: Token, expr: Any) -> TypeNode:
+        if name not in _SCALARS:
+            raise unknown("unknown-type", "type", name, _SCALARS)
+        return TypeNode(ScalarType(str(name), None if expr is None else _dim(expr, name)), name)
+
+    def opaque(self, token: Token) -> TypeNode:
+        kind = token[len("opaque<") : -1]
+        return TypeNode(OpaqueType(json.loads(kind) if kind.startswith('"') else kind), token)
+
+    def dim(self, size: Any, axes: tuple[str, ...] | None) -> DimNode:
+        return DimNode(_dim(size), axes or ())
+
+    def axes(self, *names: str) -> tuple[str, ...]:
+        return tuple(str(name) for name in names)
+
+    def partial(self, reduction: Token, axis: str) -> Partial:
+        return Partial(str(reduction), str(axis))
+
+    def device(self, name: Token) -> str:
+        return _unquote(name) if name.type == "STRING" else str(name)
+
+    def text(self, token: Token) -> str:
+        return _unquote(token)
+
+    def foreign(self, kind: Token, text: Token) -> Foreign:
+        return Foreign(str(kind[1:]), _unquote(text))
+
+    def sequence(self, *items: Any) -> tuple[Any, ...]:
+        return () if items == (None,) else items
+
+    def literal(self, item: Any) -> Any:
+        return _literal(item)
+
+    def add(self, left: Any, right: Any) -> Dim:
+        return simplify(_dim(left) + _dim(right))
+
+    def subtract(self, left: Any, right: Any) -> Dim:
+        return simplify(_dim(left) - _dim(right))
+
+    def multiply(self, left: Any, right: Any) -> Dim:
+        return simplify(_dim(left) * _dim(right))
+
+    def floor_divide(self, left: Any, right: Any) -> Dim:
+        return floor_div(_dim(left), _divisor(right))
+
+    def remainder(self, left: Any, right: Any) -> Dim:
+        return remainder(_dim(left), _divisor(right))
+
+    def negate(self, item: Any) -> Any:
+        if isinstance(item, Token) and isinstance(WORDS.get(item), float):
+            return -WORDS[item]
+        return -item if isinstance(item, float) else simplify(-_dim(item))
+
+    def raise_to(self, base: Any, exponent: Any) -> Dim:
+        return simplify(sympy.Pow(_dim(base), _dim(exponent)))
+
+    def integer(self, token: Token) -> int:
+        return int(token)
+
+    def fraction(self, token: Token) -> float:
+        return float(token)
+
+    def function(self, name: Token, *arguments: Any) -> Any:
+        if name == "complex" and len(arguments) == 2:
+            return complex(*(_literal(argument) for argument in arguments))
+        dims = [_dim(argument, name) for argument in arguments]
+        if name == "min":
+            return minimum(*dims)
+        if name == "max":
+            return maximum(*dims)
+        raise unknown("unknown-function", "function", name, ("min", "max", "complex"))
+
+    def grouped(self, item: Any) -> Any:
+        return _dim(item) if isinstance(item, Token) else item
