@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from lynx.ir.core import Builder, Op, Value
@@ -27,13 +27,15 @@ class Context:
 
     `types` are the result types that fake tensors gave; the importer checks that the rule returns
     values of exactly these, and otherwise runs the operator through torch.
-    `strides` are the fake results' strides.
+    `strides` are the fake results' strides. `operand_layouts` gives the strides and the storage
+    offset that dense tensors had while tracing.
     """
 
     builder: Builder
     target: str
     types: tuple[Type, ...]
     strides: tuple[tuple[Dim, ...] | None, ...] = ()
+    operand_layouts: Mapping[Value, tuple[tuple[Dim, ...], Dim]] = field(default_factory=dict)
 
     @property
     def type(self) -> TensorType:
