@@ -39,13 +39,15 @@ class PassContext:
 
     `evaluate` runs one op on concrete operands (used to fold constants) and `constant_info` looks
     into what it returns; without both, nothing is folded. `can_write_into` says whether the back
-    end can compute an op into given memory, `supports` whether it can run an op as it is.
+    end can compute an op into given memory, `may_alias` whether a result of an `aten` op may share
+    memory with an operand, `supports` whether it can run an op as it is.
     `remarks` collects what passes have to say; with `reasons`, also why each rule that was offered
     an op refused it.
     """
 
     evaluate: Callable[[Op, Sequence[Any]], Sequence[Any]] | None = None
     can_write_into: Callable[[Op], bool] = lambda op: False
+    may_alias: Callable[[Op], bool] = lambda op: True
     supports: Callable[[type[Op]], bool] = lambda kind: True
     remarks: list[Remark] = field(default_factory=list)
     constant_info: Callable[[Any], ConstantInfo] | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from lynx.ir.core import Graph
+from lynx.ir.diff import unified
 from lynx.ir.errors import LynxError
 from lynx.ir.location import UNKNOWN, Location
 from lynx.ir.printer import print_graph
@@ -24,12 +26,20 @@ def verify_module(module: Any, before: Any = None) -> None:
     `before` is a module that has been verified; what both share is not checked again.
     """
     if isinstance(module, Graph):
-        verify(module)
+        verify(module, known=before if isinstance(before, Graph) else None)
+
+
+def diff_modules(before: Any, after: Any) -> str:
+    """Return a unified diff of the texts of two modules."""
+    if isinstance(before, Graph) and isinstance(after, Graph):
+        return unified(before, after)
+    texts = (print_module(before).splitlines(), print_module(after).splitlines())
+    return "\n".join(difflib.unified_diff(*texts, "before", "after", lineterm=""))
 
 
 def count_ops(module: Any) -> int:
-    """Return the number of ops of a graph, or of steps of a program."""
-    return len(module.ops) if isinstance(module, Graph) else len(module.steps)
+    """Return the number of ops of a graph or program."""
+    return len(module.ops)
 
 
 def location_of(error: BaseException) -> Location:

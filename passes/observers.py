@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from lynx.ir.diff import unified
 from lynx.ir.errors import InternalError
 
 from .base import Pass
-from .modules import count_ops, print_module
+from .modules import count_ops, diff_modules, print_module
 
 
 class Observer:
@@ -98,7 +97,7 @@ class Diff(Observer):
     def after(self, step: Pass, before: Any, after: Any, seconds: float) -> None:
         """Write the differences, if there are any."""
         if after is not before:
-            self.stream.write(f"// {step.name}\n{unified(before, after)}\n")
+            self.stream.write(f"// {step.name}\n{diff_modules(before, after)}\n")
 
 
 class Reproducer(Observer):

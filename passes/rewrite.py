@@ -10,10 +10,10 @@ from types import UnionType
 from typing import Any, TypeAlias
 
 from lynx.ir.core import Graph, Op, Value
-from lynx.ir.dims import Dim, is_equal, may_equal
+from lynx.ir.dims import may_equal
 from lynx.ir.errors import InternalError
 from lynx.ir.location import Location
-from lynx.ir.types import TensorType, Type
+from lynx.ir.types import TensorType, Type, is_same_type
 
 from .base import PassContext, Remark
 
@@ -178,7 +178,7 @@ def _keeps_types(candidate: Rule, op: Op, values: tuple[Value, ...]) -> bool:
     wanted = [result.type for result in op.results]
     got = [value.type for value in values]
     if len(got) == len(wanted):
-        if all(map(_is_same_type, wanted, got)):
+        if all(map(is_same_type, wanted, got)):
             return True
         if all(map(_may_be_same_type, wanted, got)):
             return False
@@ -188,22 +188,11 @@ def _keeps_types(candidate: Rule, op: Op, values: tuple[Value, ...]) -> bool:
     raise InternalError("rule-changes-type", message, op.loc)
 
 
-def _is_same_type(a: Type, b: Type) -> bool:
-    """Whether the types are equal, dimensions compared by value: `2*s0` is `s0 + s0`."""
-    return a == b or (_may_be_same_type(a, b) and _compare_shapes(is_equal, a, b))
-
-
 def _may_be_same_type(a: Type, b: Type) -> bool:
     """Whether the types are equal for some values of the symbols."""
     if not (isinstance(a, TensorType) and isinstance(b, TensorType)) or a.rank != b.rank:
-        return a == b
-    return a == dataclasses.replace(b, shape=a.shape) and _compare_shapes(may_equal, a, b)
-
-
-def _compare_shapes(compare: Callable[[Dim, Dim], bool], a: Type, b: Type) -> bool:
-    assert isinstance(a, TensorType), a
-    assert isinstance(b, TensorType), b
-    return all(map(compare, a.shape, b.shape))
+        return is_same_type(a, b)
+    return a == dataclasses.replace(b, shape=a.shape) and all(map(may_equal, a.shape, b.shape))
 
 
 def _join(types: Sequence[Type]) -> str:

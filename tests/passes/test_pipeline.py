@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lynx.ir.core import Graph, Op, Value
-from lynx.ir.dims import symbol
+from lynx.ir.dims import SymbolRange, symbol
 from lynx.ir.errors import CompileError, InternalError, TextError
 from lynx.ir.location import Location
 from lynx.ir.ops.aten import Symbolic
@@ -109,7 +109,7 @@ def chain(length: int = 3) -> Graph:
     s0 = symbol("s0")
     x = Value(ScalarType("int", s0), name="x")
     ops: tuple[Op, ...] = tuple(Symbolic(s0 + index + 1) for index in range(length))
-    return Graph("g", (x,), ops, (ops[-1].results[0],))
+    return Graph("g", (x,), ops, (ops[-1].results[0],), symbols=(SymbolRange("s0"),))
 
 
 def option_values(kind: Any) -> st.SearchStrategy[Any]:
