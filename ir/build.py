@@ -131,8 +131,8 @@ class GraphBuilder:
         if len(node.operands) > len(names) or any(
             name in _required(kind) for name in names[len(node.operands) :]
         ):
-            wanted = f"{len(names)} ({', '.join(names)})" if names else "0"
-            message = f"'{kind.name}' has {wanted} operands, got {len(node.operands)}"
+            wanted = f"operands ({', '.join(names)})" if names else "no operands"
+            message = f"'{kind.name}' takes {wanted}, got {len(node.operands)}"
             raise Mistake("operand-count", message, node.name)
         given: dict[str, Any] = {}
         for name, item in zip(names, node.operands, strict=False):

@@ -31,6 +31,7 @@ _HUMAN: Mapping[str, str] = {
     "OPAQUE": "a type",
     "DEVICE": "a device such as cuda:0",
     "REPLICATED": "'replicated'",
+    "_FLOORDIV": "'//'",
     "$END": "the end of the text",
 }
 _START_OF_LITERAL = {"MINUS", "LPAR", "LSQB", "FLOAT", "FOREIGN"}
