@@ -17,6 +17,8 @@ from lynx.ir.ops.elementwise_arithmetic import (
 )
 from lynx.ir.ops.elementwise_compare import BitwiseNot, LogicalNot
 from lynx.ir.ops.elementwise_math import Negate
+from lynx.ir.ops.factory import Full
+from lynx.ir.ops.layout import Broadcast
 from lynx.ir.types import DType
 
 from .rewrite import NoMatch, Rule, rule
@@ -137,6 +139,25 @@ def where_of_same(op: Where) -> Value | NoMatch:
 
 
 @rule
+def where_of_constant(op: Where) -> Value | NoMatch:
+    """A choice that is always the same is no choice.
+
+    where(full(true), x, y)  ==>  broadcast(x)
+    """
+    condition = op.condition.defined_by(Full)
+    if condition is None or isinstance(condition.value, Value):
+        return NoMatch("the condition is not constant")
+    chosen = op.x if condition.value else op.y
+    type_ = op.out.tensor_type
+    if not isinstance(chosen, Value):
+        return Full(chosen, type_.shape, type_.dtype, type_.device, loc=op.loc).out
+    given = chosen.tensor_type
+    if given.dtype is not type_.dtype or given.device != type_.device:
+        return NoMatch(f"the choice is converted from {given}")
+    return Broadcast(chosen, type_.shape, loc=op.loc).out
+
+
+@rule
 def drop_identity_cast(op: Cast) -> Value | NoMatch:
     """Converting to the same type does nothing.
 
@@ -219,6 +240,7 @@ ELEMENTWISE_RULES: tuple[Rule, ...] = (
     cancel_negations,
     cancel_logical_nots,
     where_of_same,
+    where_of_constant,
     drop_identity_cast,
     merge_casts,
     drop_copy,

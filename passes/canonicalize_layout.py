@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lynx.ir.core import Value
 from lynx.ir.dims import contiguous_strides, is_equal
+from lynx.ir.ops.factory import Full
 from lynx.ir.ops.layout import (
     AsStrided,
     Bitcast,
@@ -13,6 +14,7 @@ from lynx.ir.ops.layout import (
     Squeeze,
     Unsqueeze,
 )
+from lynx.ir.ops.layout_slicing import Select, Slice
 
 from .rewrite import NoMatch, Rule, rule
 
@@ -158,6 +160,23 @@ def as_strided_is_reshape(op: AsStrided) -> Value | NoMatch:
     return Reshape(op.x, op.size, loc=op.loc).out
 
 
+@rule
+def layout_of_full(
+    op: Reshape | Broadcast | Permute | Squeeze | Unsqueeze | Slice | Select,
+) -> Value | NoMatch:
+    """A rearranged constant is a constant of another shape.
+
+    permute(full(value, shape))  ==>  full(value, new shape)
+    """
+    inner = op.x.defined_by(Full)
+    if inner is None:
+        return NoMatch("the operand is no constant")
+    type_ = op.out.tensor_type
+    if type_.sharding is not None:
+        return NoMatch("the constant is distributed")
+    return Full(inner.value, type_.shape, type_.dtype, type_.device, loc=op.loc).out
+
+
 LAYOUT_RULES: tuple[Rule, ...] = (
     drop_identity_layout,
     merge_reshapes,
@@ -169,4 +188,5 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     broadcast_of_leading_unsqueeze,
     merge_bitcasts,
     as_strided_is_reshape,
+    layout_of_full,
 )
