@@ -115,12 +115,12 @@ class Return:
 
     `copy`: as a copy, since its memory belongs to someone else. `restride`: the runtime compares
     its strides with those of the output spec, and copies if they differ. `unshare`: the runtime
-    compares its memory with that of `unshare` and of the arenas, and copies if it is the same.
+    compares its memory with that of these values, and copies if it is the same.
     """
 
     copy: bool = False
     restride: bool = False
-    unshare: tuple[Value, ...] | None = None
+    unshare: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +185,11 @@ class Program:
             for step in self.steps
             for value, placement in zip(step.op.results, step.placements, strict=True)
         }
+
+    @functools.cached_property
+    def positions(self) -> dict[Op, int]:
+        """The index of the step of each op."""
+        return {step.op: index for index, step in enumerate(self.steps)}
 
     def strides(self, value: Value) -> tuple[Dim, ...] | None:
         """Return the strides of a value, None where they are not known before the program runs."""

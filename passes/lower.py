@@ -64,7 +64,7 @@ class Lower:
 
 def _last_uses(graph: Graph) -> dict[int, list[Value]]:
     """Return the values that are named for the last time in each step, in order of definition."""
-    last: dict[Value, int] = {}
+    last: dict[Value, int] = dict.fromkeys(graph.inputs, 0)
     for index, op in enumerate(graph.ops):
         for value in (*op.results, *op.operands):
             last[value] = index
@@ -101,7 +101,7 @@ class _Lowering:
             )
             if value is not None and spec.strides is not None
         }
-        self.written: set[Op] = set()
+        self.refused: dict[str, None] = {}
 
     def placements(self) -> list[tuple[Placement, ...]]:
         """Return the placements of each op's results, in order."""
@@ -133,7 +133,6 @@ class _Lowering:
             return (View(None, (source,)),)
         strides = view_strides(op, known)
         if strides is None and isinstance(op, Reshape) and self._has_memory(result):
-            self.written.add(op)
             self.strides[result] = contiguous_strides(result.shape)
             return None
         self.strides[result] = strides
@@ -158,10 +157,11 @@ class _Lowering:
         if isinstance(op, Resource) or not all(map(self._has_memory, op.results)):
             return False
         if not self.context.can_write_into(op):
-            remark = Remark(op.name, "allocates its result: no form that writes into memory", op.loc)
-            self.context.remarks.append(remark)
+            if op.name not in self.refused:
+                message = "allocates its results: it has no form that writes into given memory"
+                self.context.remarks.append(Remark(op.name, message, op.loc))
+            self.refused[op.name] = None
             return False
-        self.written.add(op)
         return True
 
     def _has_memory(self, value: Value) -> bool:
@@ -173,10 +173,11 @@ class _Lowering:
 
     def _choose(self, op: Op) -> None:
         for result in op.results:
-            wanted = self.wanted.get(result)
-            self.strides[result] = chosen_strides(
-                op, result.tensor_type, self.strides.get, wanted
-            )
+            type_ = result.tensor_type
+            strides = chosen_strides(op, type_, self.strides.get, self.wanted.get(result))
+            if not self.bound.issuperset(free_symbols(strides)):
+                strides = contiguous_strides(type_.shape)
+            self.strides[result] = strides
 
     def _escapes(self, views: list[tuple[Placement, ...] | None]) -> dict[Value, type[Placement]]:
         """Return which results leave the program, themselves or through views of them, and how."""
@@ -236,17 +237,17 @@ def symbols_told(type_: Type) -> Iterator[str]:
 def returns_of(program: Program) -> tuple[Return, ...]:
     """Decide how each output leaves a program whose placements are known."""
     mutated = {mutation.target for mutation in program.graph.mutations}
-    owners: dict[Value, tuple[int, int]] = {}
+    owners: dict[Value, OutputSpec] = {}
     returns = []
     graph = program.graph
-    for index, (value, spec) in enumerate(zip(graph.outputs, graph.output_specs, strict=True)):
+    for value, spec in zip(graph.outputs, graph.output_specs, strict=True):
         if value is None or not isinstance(value.type, TensorType):
             returns.append(Return())
             continue
         place = _return_of(program, value, spec, mutated, owners)
         if not place.copy and not spec.saved:
             for root in program.roots_of(value):
-                owners.setdefault(root, (spec.group, index))
+                owners.setdefault(root, spec)
         returns.append(place)
     return tuple(returns)
 
@@ -256,7 +257,7 @@ def _return_of(
     value: Value,
     spec: OutputSpec,
     mutated: set[Value],
-    owners: dict[Value, tuple[int, int]],
+    owners: dict[Value, OutputSpec],
 ) -> Return:
     roots = program.roots_of(value)
     foreign = [root for root in roots if _belongs_elsewhere(program, root, spec, mutated, owners)]
@@ -265,9 +266,9 @@ def _return_of(
     restride = spec.strides is not None and not equal_strides(known, spec.strides)
     if not foreign:
         return Return(restride=restride)
-    if is_sure or any(root in mutated for root in foreign):
+    if is_sure or value in foreign or any(root in mutated for root in foreign):
         return Return(copy=True)
-    return Return(restride=restride, unshare=tuple(root for root in foreign if root is not value))
+    return Return(restride=restride, unshare=tuple(foreign))
 
 
 def _belongs_elsewhere(
@@ -275,7 +276,7 @@ def _belongs_elsewhere(
     root: Value,
     spec: OutputSpec,
     mutated: set[Value],
-    owners: dict[Value, tuple[int, int]],
+    owners: dict[Value, OutputSpec],
 ) -> bool:
     """Whether an output may not lie in the memory of this root."""
     if root.op is None:
@@ -286,10 +287,10 @@ def _belongs_elsewhere(
         return False
     if isinstance(root.op, Resource):
         return True
-    if root not in owners or not spec.fresh:
+    owner = owners.get(root)
+    if owner is None or not (spec.fresh or owner.fresh):
         return False
-    group, _ = owners[root]
-    return spec.group == -1 or group != spec.group
+    return spec.group == -1 or owner.group != spec.group
 
 
 def writes_of(program: Program) -> tuple[Write, ...]:

@@ -1,0 +1,86 @@
+"""What generated programs call to lay tensors into memory, and to keep the contract of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def new_storage(size: int, device: str) -> torch.UntypedStorage:
+    """Allocate bytes on a device; whatever mode the caller is in, they can be written later."""
+    with torch.inference_mode(False):
+        return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def place(
+    storage: torch.UntypedStorage,
+    offset: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return a tensor at a byte offset of a storage, with a version counter of its own."""
+    empty = torch.empty(0, dtype=dtype, device=storage.device)
+    return empty.set_(storage, offset // dtype.itemsize, shape, strides)  # type: ignore[call-overload, no-any-return]
+
+
+def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return the tensor if it has these strides, otherwise one that has, copied if need be."""
+    if tensor.stride() == strides:
+        return tensor
+    if _same_places(tensor, strides):
+        return tensor.as_strided(tensor.shape, strides, tensor.storage_offset()).data
+    return copied(tensor, strides)
+
+
+def _same_places(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether the strides differ only where that moves no element."""
+    if tensor.numel() == 0:
+        return True
+    triples = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(size == 1 or given == wanted for size, given, wanted in triples)
+
+
+def copied(tensor: torch.Tensor, strides: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Return a copy in memory of its own, with these strides if they are given."""
+    if strides is None:
+        return tensor.clone()
+    if not _overlaps(tensor.shape, strides):
+        copy = torch.empty_strided(
+            tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
+        )
+        return copy.copy_(tensor)
+    once = tensor
+    for dim, (size, stride) in enumerate(zip(tensor.shape, strides, strict=True)):
+        if stride == 0 and size > 1:
+            once = once.narrow(dim, 0, 1)
+    if _overlaps(once.shape, strides):
+        return tensor.contiguous().clone()  # windows: no layout of this kind can be written
+    copy = torch.empty_strided(once.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(once).as_strided(tensor.shape, strides).data
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may lie in one place: sorted, each stride must span the one below."""
+    if 0 in shape:
+        return False
+    reach = 0
+    pairs = sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1)
+    for stride, size in pairs:
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def unshared(
+    tensor: torch.Tensor, strides: tuple[int, ...] | None, others: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return the tensor, copied if it lies in the memory of another; with strides, if given."""
+    if tensor.layout is torch.strided:
+        memory = tensor.untyped_storage().data_ptr()
+        for other in others:
+            if other.layout is torch.strided and other.untyped_storage().data_ptr() == memory:
+                return copied(tensor, strides)
+    return tensor if strides is None else restrided(tensor, strides)
