@@ -4,7 +4,10 @@ from . import (
     aten,
     elementwise,
     factory,
+    layout,
+    normalization,
     random,
+    reduction,
 )
 from .evaluate import bind_symbols, evaluate, run
 from .registry import call_of, covered, means
@@ -13,7 +16,10 @@ RULE_MODULES = (
     aten,
     elementwise,
     factory,
+    layout,
+    normalization,
     random,
+    reduction,
 )
 """Importing them fills the table of rules."""
 

@@ -1,1 +1,26 @@
 """From FX graphs to Lynx graphs: one import rule for each torch operator."""
+
+from . import (
+    activation,
+    elementwise,
+    factory,
+    layout,
+    layout_slicing,
+    random,
+    reduction,
+)
+from .graph import import_graph
+from .registry import RULES, Context, Decline, imports
+
+RULE_MODULES = (
+    activation,
+    elementwise,
+    factory,
+    layout,
+    layout_slicing,
+    random,
+    reduction,
+)
+"""Importing them fills the table of rules."""
+
+__all__ = ["RULES", "RULE_MODULES", "Context", "Decline", "import_graph", "imports"]

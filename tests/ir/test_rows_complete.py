@@ -30,8 +30,6 @@ OPS = {
 @pytest.mark.parametrize("name", OPS)
 def test_documented(name: str) -> None:
     text = inspect.getdoc(OPS[name]) or ""
-    assert "doc" not in OPS[name].__dict__
-    assert OPS[name].__doc__, "no docstring of its own"
     assert re.search(rf"^ *(%\w+(, )?)+ = {re.escape(name)}\b.*", text, re.MULTILINE), "no IR line"
 
 
