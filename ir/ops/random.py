@@ -1,14 +1,14 @@
 """Ops that draw from the global random generator, in the order of the program.
 
-Numbers are drawn in row-major order of the result, so an op cut in parts draws others than the whole:
-cutting keeps the distribution and not the stream.
+Numbers are drawn in row-major order of the result, so an op cut in parts draws others than the
+whole: cutting keeps the distribution and not the stream.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from lynx.ir.core import Op, Operand, Value
+from lynx.ir.core import Op, Operand
 from lynx.ir.dims import Dim
 from lynx.ir.space import IterationSpace, space
 from lynx.ir.types import DType, TensorType
@@ -133,7 +133,7 @@ class Bernoulli(Unary, name="bernoulli"):
 
 
 class Dropout(Unary, name="dropout"):
-    """Zero elements with probability `p` and scale the others by `1 / (1 - p)`; return the mask too.
+    """Zero elements with probability `p`, scale the others by `1 / (1 - p)`; return the mask too.
 
     %y, %mask = dropout %x {p = 0.1} : f32[4, 8], bool[4, 8]
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import sympy
@@ -47,7 +46,7 @@ def as_literal(value: Any, dtype: DType) -> Any | None:
     if wanted == "i":
         return int(value) if number_category(value) in "bi" else None
     if wanted == "f" and number_category(value) in "bif":
-        exact = abs(value) <= 2**53 or isinstance(value, float) or math.isnan(value)
+        exact = isinstance(value, float) or abs(value) <= 2**53
         return float(value) if exact else None
     return value
 
