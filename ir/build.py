@@ -213,10 +213,11 @@ def input_spec(attributes: tuple[Attribute, ...]) -> InputSpec:
 
 
 def output_spec(attributes: tuple[Attribute, ...]) -> OutputSpec:
-    """Return the spec of `{strides = [8, 1], alias, saved}`."""
-    given = _flags(attributes, ("strides", "alias", "saved"))
+    """Return the spec of `{strides = [8, 1], alias, saved, group = 1}`."""
+    given = _flags(attributes, ("strides", "alias", "saved", "group"))
     fresh = not given.get("alias", False)
-    return OutputSpec(given.get("strides"), fresh, given.get("saved", False))
+    saved = given.get("saved", False)
+    return OutputSpec(given.get("strides"), fresh, saved, given.get("group", -1))
 
 
 def _flags(attributes: tuple[Attribute, ...], known: tuple[str, ...]) -> dict[str, Any]:
@@ -230,14 +231,17 @@ def _flags(attributes: tuple[Attribute, ...], known: tuple[str, ...]) -> dict[st
     return given
 
 
+_WANTED = {"strides": (tuple, "a list of dimensions"), "group": (int, "an integer")}
+
+
 def _flag(name: Token, value: Any) -> Any:
     if name == "strides" and isinstance(value, tuple):
         return tuple([_dim(name, part) for part in value])
     if name == "offset":
         return _dim(name, value)
-    if name != "strides" and isinstance(value, bool):
+    if isinstance(value, bool) if name not in _WANTED else type(value) is _WANTED[name][0]:
         return value
-    wanted = "a list of dimensions" if name == "strides" else "true or false"
+    wanted = _WANTED[name][1] if name in _WANTED else "true or false"
     raise Mistake("bad-attribute", f"attribute '{name}' must be {wanted}", name)
 
 

@@ -128,6 +128,7 @@ def _compare_ends(left: _Side, right: _Side) -> Iterator[str]:
         yield from _compare(f"{where}: strides", *_texts(spec.strides, other_spec.strides))
         yield from _compare(f"{where}: fresh", spec.fresh, other_spec.fresh)
         yield from _compare(f"{where}: saved", spec.saved, other_spec.saved)
+        yield from _compare(f"{where}: group", spec.group, other_spec.group)
     mutations = [
         ", ".join(f"{side.text(m.target)}: {side.text(m.value)}" for m in side.graph.mutations)
         for side in (left, right)
@@ -147,7 +148,7 @@ def unified(a: Graph, b: Graph, *, context: int = 3) -> str:
     """
     printer = _AligningPrinter(locations=False)
     before = print_with(printer, a)
-    printer.start_second()
+    printer.start_second(a, b)
     after = print_with(printer, b)
     lines = difflib.unified_diff(
         before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=context
@@ -163,8 +164,11 @@ class _AligningPrinter(Printer):
         self._first: dict[str, list[tuple[str, ...]]] = {}
         self._is_second = False
 
-    def start_second(self) -> None:
+    def start_second(self, a: Graph, b: Graph) -> None:
         self._is_second = True
+        for value, other in zip(a.inputs, b.inputs, strict=False):
+            if value.name == other.name:
+                self.names.setdefault(other, self.names[value])
         for matches in self._first.values():
             matches.reverse()
 

@@ -260,6 +260,7 @@ def _output_spec(spec: OutputSpec) -> str:
     parts = [f"strides = {format_literal(spec.strides)}"] if spec.strides is not None else []
     parts += [] if spec.fresh else ["alias"]
     parts += ["saved"] if spec.saved else []
+    parts += [f"group = {spec.group}"] if spec.group != -1 else []
     return f" {{{', '.join(parts)}}}" if parts else ""
 
 
