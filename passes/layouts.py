@@ -16,6 +16,7 @@ from lynx.ir.ops.layout import (
     Squeeze,
     Unsqueeze,
 )
+from lynx.ir.ops.layout_slicing import Select, Slice
 from lynx.ir.program import same_strides
 from lynx.ir.types import TensorType
 
@@ -92,6 +93,19 @@ def unsqueeze_strides(op: Unsqueeze, strides: Strides) -> Strides:
 def squeeze_strides(op: Squeeze, strides: Strides) -> Strides:
     """Drop the strides of the removed dimensions."""
     return tuple(stride for index, stride in enumerate(strides) if index not in op.dims)
+
+
+@lays_out(Slice)
+def slice_strides(op: Slice, strides: Strides) -> Strides:
+    """Skip elements of the sliced dimension."""
+    step = product((strides[op.dim], op.step))
+    return (*strides[: op.dim], step, *strides[op.dim + 1 :])
+
+
+@lays_out(Select)
+def select_strides(op: Select, strides: Strides) -> Strides:
+    """Drop the stride of the dimension."""
+    return (*strides[: op.dim], *strides[op.dim + 1 :])
 
 
 @lays_out(Bitcast)

@@ -59,7 +59,7 @@ class BlockPool:
 
     def __init__(self) -> None:
         self._idle: dict[Any, list[Block]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may call `forget` within `take`
 
     def take(self, device: str, size: int) -> Block:
         """Return the smallest idle block that is large enough, or a new one instead of another."""
