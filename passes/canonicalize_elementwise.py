@@ -41,7 +41,7 @@ def _is_complex(value: Value) -> bool:
 
 @rule
 def multiply_by_one(op: Multiply) -> Value | NoMatch:
-    """Multiplying by one changes nothing; complex numbers multiply infinities into NaNs.
+    """Drop a factor of one, except for complex numbers, whose infinities become NaN.
 
     mul(x, 1)  ==>  x
     """
@@ -55,7 +55,7 @@ def multiply_by_one(op: Multiply) -> Value | NoMatch:
 
 @rule
 def divide_by_one(op: Divide | DivideRounded) -> Value | NoMatch:
-    """Dividing by one changes nothing, unless it rounds.
+    """Drop a divisor of one, unless the result is rounded.
 
     div(x, 1)  ==>  x
     """
@@ -71,7 +71,7 @@ def divide_by_one(op: Divide | DivideRounded) -> Value | NoMatch:
 
 @rule
 def add_zero(op: Add) -> Value | NoMatch:
-    """Adding zero changes nothing but the sign of a zero, so for floating numbers it must be -0.0.
+    """Drop a term of zero; for floating numbers only -0.0 keeps the signs of zeros.
 
     add(x, 0)  ==>  x
     """
@@ -88,7 +88,7 @@ def add_zero(op: Add) -> Value | NoMatch:
 
 @rule
 def subtract_zero(op: Subtract) -> Value | NoMatch:
-    """Subtracting zero changes nothing.
+    """Drop the subtraction of zero.
 
     sub(x, 0)  ==>  x
     """
@@ -103,7 +103,7 @@ def subtract_zero(op: Subtract) -> Value | NoMatch:
 
 @rule
 def cancel_negations(op: Negate | BitwiseNot) -> Value | NoMatch:
-    """Negating twice changes nothing, signs of zeros and the smallest integer included.
+    """Drop two negations, which keep signs of zeros and the smallest integer.
 
     neg(neg(x))  ==>  x
     """
@@ -115,7 +115,7 @@ def cancel_negations(op: Negate | BitwiseNot) -> Value | NoMatch:
 
 @rule
 def cancel_logical_nots(op: LogicalNot) -> Value | NoMatch:
-    """Negating a truth value twice changes nothing.
+    """Drop two negations of a truth value.
 
     logical_not(logical_not(x))  ==>  x, for bool x
     """
@@ -129,7 +129,7 @@ def cancel_logical_nots(op: LogicalNot) -> Value | NoMatch:
 
 @rule
 def where_of_same(op: Where) -> Value | NoMatch:
-    """A choice between the same is none.
+    """Drop a choice between the same.
 
     where(condition, x, x)  ==>  x
     """
@@ -140,7 +140,7 @@ def where_of_same(op: Where) -> Value | NoMatch:
 
 @rule
 def where_of_constant(op: Where) -> Value | NoMatch:
-    """A choice that is always the same is no choice.
+    """Take the side that a constant condition always chooses.
 
     where(full(true), x, y)  ==>  broadcast(x)
     """
@@ -159,7 +159,7 @@ def where_of_constant(op: Where) -> Value | NoMatch:
 
 @rule
 def drop_identity_cast(op: Cast) -> Value | NoMatch:
-    """Converting to the same type does nothing.
+    """Drop a conversion to the same type.
 
     cast(x, dtype of x)  ==>  x
     """
@@ -168,7 +168,7 @@ def drop_identity_cast(op: Cast) -> Value | NoMatch:
 
 @rule
 def merge_casts(op: Cast) -> Value | NoMatch:
-    """A conversion that loses nothing is not needed before another.
+    """Drop a conversion that loses nothing before another.
 
     cast(cast(x, b), c)  ==>  cast(x, c)
     """
@@ -189,9 +189,9 @@ def _can_skip(before: DType, between: DType, after: DType) -> bool:
     """
     if any(dtype.is_complex or dtype.value.startswith("f8") for dtype in (before, between, after)):
         return False
-    if before.is_integer and between.is_integer and after.is_integer:
-        if after.itemsize <= between.itemsize:
-            return True
+    wraps = before.is_integer and between.is_integer and after.is_integer
+    if wraps and after.itemsize <= between.itemsize:
+        return True
     if not _is_exact(before, between):
         return False
     return before is after or not (between.is_floating and after.is_integer)
@@ -223,7 +223,7 @@ def _is_exact(before: DType, after: DType) -> bool:
 
 @rule
 def drop_copy(op: Copy) -> Value | NoMatch:
-    """A copy holds the same values; where it must be other memory, lowering makes it so.
+    """Drop a copy, which holds the same values; lowering makes one where other memory is needed.
 
     copy(x)  ==>  x
     """

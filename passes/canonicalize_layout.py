@@ -23,7 +23,7 @@ from .rewrite import NoMatch, Rule, rule
 def drop_identity_layout(
     op: Reshape | Broadcast | Permute | Squeeze | Bitcast,
 ) -> Value | NoMatch:
-    """A rearrangement that changes nothing is its operand.
+    """Drop a rearrangement that changes nothing.
 
     reshape(x, shape of x)  ==>  x
     """
@@ -36,7 +36,7 @@ def drop_identity_layout(
 
 @rule
 def merge_reshapes(op: Reshape | Squeeze | Unsqueeze) -> Value | NoMatch:
-    """Only the last of several shapes counts.
+    """Keep only the last of several shapes.
 
     reshape(reshape(x, a), b)  ==>  reshape(x, b)
     """
@@ -51,7 +51,7 @@ def merge_reshapes(op: Reshape | Squeeze | Unsqueeze) -> Value | NoMatch:
 
 @rule
 def squeeze_of_unsqueeze(op: Squeeze) -> Value | NoMatch:
-    """Removing a dimension that was just inserted does neither.
+    """Do not insert a dimension that is removed again.
 
     squeeze(unsqueeze(x, d), [d, ...])  ==>  squeeze(x, [...])
     """
@@ -66,7 +66,7 @@ def squeeze_of_unsqueeze(op: Squeeze) -> Value | NoMatch:
 
 @rule
 def unsqueeze_of_squeeze(op: Unsqueeze) -> Value | NoMatch:
-    """Inserting the dimension that was just removed does neither.
+    """Do not remove a dimension that is inserted again.
 
     unsqueeze(squeeze(x, [d]), d)  ==>  x
     """
@@ -80,7 +80,7 @@ def unsqueeze_of_squeeze(op: Unsqueeze) -> Value | NoMatch:
 
 @rule
 def merge_permutes(op: Permute) -> Value | NoMatch:
-    """Two permutations in a row are one.
+    """Make two permutations in a row one.
 
     permute(permute(x, p), q)  ==>  permute(x, [p[i] for i in q])
     """
@@ -92,7 +92,7 @@ def merge_permutes(op: Permute) -> Value | NoMatch:
 
 @rule
 def permute_of_unsqueeze(op: Permute) -> Value | NoMatch:
-    """Moving only an inserted dimension inserts it elsewhere.
+    """Insert a dimension where it is then moved to.
 
     permute(unsqueeze(x, d), p)  ==>  unsqueeze(x, p.index(d))
     """
@@ -107,7 +107,7 @@ def permute_of_unsqueeze(op: Permute) -> Value | NoMatch:
 
 @rule
 def merge_broadcasts(op: Broadcast) -> Value | NoMatch:
-    """Only the last of several broadcast shapes counts.
+    """Keep only the last of several broadcast shapes.
 
     broadcast(broadcast(x, a), b)  ==>  broadcast(x, b)
     """
@@ -119,7 +119,7 @@ def merge_broadcasts(op: Broadcast) -> Value | NoMatch:
 
 @rule
 def broadcast_of_leading_unsqueeze(op: Broadcast) -> Value | NoMatch:
-    """Broadcasting adds leading dimensions by itself.
+    """Leave it to broadcasting to add leading dimensions.
 
     broadcast(unsqueeze(x, 0), shape)  ==>  broadcast(x, shape)
     """
@@ -133,7 +133,7 @@ def broadcast_of_leading_unsqueeze(op: Broadcast) -> Value | NoMatch:
 
 @rule
 def merge_bitcasts(op: Bitcast) -> Value | NoMatch:
-    """Only the last of several readings counts.
+    """Keep only the last of several readings of the same bytes.
 
     bitcast(bitcast(x, a), b)  ==>  bitcast(x, b)
     """
@@ -145,7 +145,7 @@ def merge_bitcasts(op: Bitcast) -> Value | NoMatch:
 
 @rule
 def as_strided_is_reshape(op: AsStrided) -> Value | NoMatch:
-    """Reading all elements in their order is a reshape.
+    """Reshape instead of reading all elements in their order.
 
     as_strided(x, size, row-major strides of size, 0)  ==>  reshape(x, size)
     """
@@ -164,7 +164,7 @@ def as_strided_is_reshape(op: AsStrided) -> Value | NoMatch:
 def layout_of_full(
     op: Reshape | Broadcast | Permute | Squeeze | Unsqueeze | Slice | Select,
 ) -> Value | NoMatch:
-    """A rearranged constant is a constant of another shape.
+    """Give a constant its shape at once.
 
     permute(full(value, shape))  ==>  full(value, new shape)
     """

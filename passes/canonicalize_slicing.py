@@ -14,7 +14,7 @@ from .rewrite import NoMatch, Rule, rule
 
 @rule
 def drop_whole_slice(op: Slice) -> Value | NoMatch:
-    """Taking everything is taking nothing away.
+    """Drop a slice that takes everything.
 
     slice(x, 0:size:1)  ==>  x
     """
@@ -25,7 +25,7 @@ def drop_whole_slice(op: Slice) -> Value | NoMatch:
 
 @rule
 def merge_slices(op: Slice) -> Value | NoMatch:
-    """A part of a part is a part.
+    """Take a part of a part at once.
 
     slice(slice(x, a:b), c:d)  ==>  slice(x, a+c:a+d)
     """
@@ -58,7 +58,7 @@ def _composed(inner: Slice, outer: Slice) -> tuple[Dim, Dim, Dim] | None:
 
 @rule
 def select_of_slice(op: Select) -> Value | NoMatch:
-    """An index into a part is an index into the whole.
+    """Index into the whole instead of into a part.
 
     select(slice(x, a:b:s), i)  ==>  select(x, a + i * s)
     """
@@ -71,7 +71,7 @@ def select_of_slice(op: Select) -> Value | NoMatch:
 
 @rule
 def select_of_unsqueeze(op: Select) -> Value | NoMatch:
-    """The only index of an inserted dimension is all there was.
+    """Do not insert a dimension whose only index is taken.
 
     select(unsqueeze(x, d), d, 0)  ==>  x
     """
@@ -83,7 +83,7 @@ def select_of_unsqueeze(op: Select) -> Value | NoMatch:
 
 @rule
 def concatenate_of_one(op: Concatenate) -> Value | NoMatch:
-    """One part is the whole.
+    """Drop a concatenation of one part.
 
     concatenate([x])  ==>  x
     """
@@ -94,7 +94,7 @@ def concatenate_of_one(op: Concatenate) -> Value | NoMatch:
 
 @rule
 def slice_of_concatenate(op: Slice) -> Value | NoMatch:
-    """A part that lies within one of the parts is taken from there.
+    """Take a slice from the one part in which it lies.
 
     slice(concatenate([x, y]), a:b)  ==>  slice(y, a - len(x):b - len(x))
     """
@@ -110,7 +110,7 @@ def slice_of_concatenate(op: Slice) -> Value | NoMatch:
 
 @rule
 def select_of_concatenate(op: Select) -> Value | NoMatch:
-    """An index into a whole is an index into one of its parts.
+    """Index into the part in which the index lies.
 
     select(concatenate([x, y]), i)  ==>  select(y, i - len(x))
     """
@@ -133,16 +133,16 @@ def _part_of(whole: Concatenate, start: Dim, stop: Dim) -> tuple[Value, Dim, Dim
         last = simplify(sympy.sympify(stop - offset))
         if is_equal(first, 0) and is_equal(last, size):
             return part, 0, size
-        if isinstance(first, int) and isinstance(last, int) and isinstance(size, int):
-            if 0 <= first <= last <= size and first < size:
-                return part, first, last
+        known = isinstance(first, int) and isinstance(last, int) and isinstance(size, int)
+        if known and 0 <= first <= last <= size and first < size:
+            return part, first, last
         offset = offset + size
     return None
 
 
 @rule
 def drop_empty_pad(op: Pad) -> Value | NoMatch:
-    """Padding by nothing does nothing.
+    """Drop a padding by nothing.
 
     pad(x, [0, 0], [0, 0])  ==>  x
     """

@@ -66,12 +66,14 @@ class _Folder:
         if self._is_foldable(current):
             if not current.operands:
                 self.sources.update(dict.fromkeys(current.results, current))
-            elif all(operand in self.sources for operand in current.operands):
-                if self._fold(op, current):
-                    return
+            elif self._is_constant(current) and self._fold(op, current):
+                return
         self.ops.append(current)
         if current is not op:
             self.mapping.update(zip(op.results, current.results, strict=True))
+
+    def _is_constant(self, op: Op) -> bool:
+        return all(operand in self.sources for operand in op.operands)
 
     def _is_foldable(self, op: Op) -> bool:
         if isinstance(op, Aten) or not is_mergeable(op) or not op.results:

@@ -117,7 +117,7 @@ def option_values(kind: Any) -> st.SearchStrategy[Any]:
         return st.booleans()
     if kind is int:
         return st.integers()
-    text = st.text("ab_-.,\"\\\n[]{}=/ é\u2028\x00", max_size=6)
+    text = st.text('ab_-.,"\\\n[]{}=/ é\u2028\x00', max_size=6)
     return text if kind is str else st.lists(text, max_size=3).map(tuple)
 
 
