@@ -27,7 +27,8 @@ class FactorKind(enum.Enum):
     """What running along a factor means.
 
     PARALLEL: iterations are independent and each writes its own part of the results.
-    REDUCTION: iterations are combined by an associative operation (`Factor.combine`).
+    REDUCTION: iterations are combined by an associative operation (`Factor.combine`) in each result
+    whose map lacks the factor; a result that has it in its map is computed part by part.
     SCAN: each iteration needs the previous ones (cumulative sum).
     OPAQUE: the op needs the whole extent at once (sort, softmax, a gathered axis).
     """

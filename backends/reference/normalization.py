@@ -22,12 +22,25 @@ def layer_norm(op: normalization.LayerNorm) -> Call:
     return aten("native_layer_norm", op.x, shape, op.weight, op.bias, op.eps)
 
 
+def _layer_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    shape: Sequence[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    *others: Any,
+) -> Any:
+    """Call the operator, which reads statistics as if they were contiguous."""
+    statistics = (mean.contiguous(), rstd.contiguous())
+    return torch.ops.aten.native_layer_norm_backward.default(grad, x, shape, *statistics, *others)
+
+
 @means(normalization.LayerNormBackward)
 def layer_norm_backward(op: normalization.LayerNormBackward) -> Call:
     """Call `native_layer_norm_backward`."""
     shape = op.x.shape[op.axis :]
     arguments = (op.grad, op.x, shape, op.mean, op.rstd, op.weight, op.bias, op.mask)
-    return aten("native_layer_norm_backward", *arguments)
+    return Call(_layer_norm_backward, arguments)
 
 
 @means(normalization.RmsNorm)
@@ -73,12 +86,50 @@ def rms_norm_backward(op: normalization.RmsNormBackward) -> Call:
     return Call(_rms_norm_backward, (op.grad, op.x, shape, op.rstd, op.weight, op.mask))
 
 
+def _memory_format(x: torch.Tensor) -> torch.memory_format:
+    """Return the format in which group normalization takes an input that lies like this."""
+    for rank, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        regular = x.dim() == rank and x.is_contiguous(memory_format=memory_format)
+        if regular and not x.is_contiguous():
+            return memory_format
+    return torch.contiguous_format
+
+
+def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _group_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *others: Any
+) -> Any:
+    """Call the operator, which takes regular layouts only."""
+    x = x.contiguous(memory_format=_memory_format(x))
+    weight, bias = _contiguous(weight), _contiguous(bias)
+    return torch.ops.aten.native_group_norm.default(x, weight, bias, *others)
+
+
 @means(normalization.GroupNorm)
 def group_norm(op: normalization.GroupNorm) -> Call:
     """Call `native_group_norm`."""
     batch, channels, *space = op.x.shape
     sizes = (batch, channels, product(space))
-    return aten("native_group_norm", op.x, op.weight, op.bias, *sizes, op.groups, op.eps)
+    return Call(_group_norm, (op.x, op.weight, op.bias, *sizes, op.groups, op.eps))
+
+
+def _group_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    *others: Any,
+) -> Any:
+    """Call the operator, which takes regular layouts only."""
+    memory_format = _memory_format(x)
+    grad = grad.contiguous(memory_format=memory_format)
+    x = x.contiguous(memory_format=memory_format)
+    vectors = (mean.contiguous(), rstd.contiguous(), _contiguous(weight))
+    return torch.ops.aten.native_group_norm_backward.default(grad, x, *vectors, *others)
 
 
 @means(normalization.GroupNormBackward)
@@ -87,7 +138,7 @@ def group_norm_backward(op: normalization.GroupNormBackward) -> Call:
     batch, channels, *space = op.x.shape
     sizes = (batch, channels, product(space))
     arguments = (op.grad, op.x, op.mean, op.rstd, op.weight, *sizes, op.groups, op.mask)
-    return aten("native_group_norm_backward", *arguments)
+    return Call(_group_norm_backward, arguments)
 
 
 def _batch_norm_out(
