@@ -6,6 +6,7 @@ from . import (
     factory,
     layout,
     layout_slicing,
+    normalization,
     random,
     reduction,
 )
@@ -18,6 +19,7 @@ RULE_MODULES = (
     factory,
     layout,
     layout_slicing,
+    normalization,
     random,
     reduction,
 )
