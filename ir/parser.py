@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lark import Lark, UnexpectedInput
+from lark import Lark, Token, UnexpectedInput
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
 from .build import GraphBuilder
@@ -106,13 +106,14 @@ class Language:
         """Return where a mistake is; one without a token is found by parsing again in steps."""
         at = mistake.at
         if at is None:
-            interactive = self._lark.parse_interactive(text, start=start)
-            previous = None
+            tokens: list[Token] = []
             try:
-                for token in interactive.iter_parse():
-                    at, previous = previous or token, token
+                for token in self._lark.parse_interactive(text, start=start).iter_parse():
+                    tokens.append(token)
+                at = tokens[-1]
             except Mistake:
-                pass
+                # The parser has seen one token more before it knew that a construct is complete.
+                at = tokens[-2] if len(tokens) > 1 else tokens[-1]
         return (at.line or 1, at.column or 1) if at is not None else (1, 1)
 
 

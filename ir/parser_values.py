@@ -289,8 +289,11 @@ class Reader(Transformer[Token, Any]):
     def foreign(self, kind: Token, text: Token) -> Foreign:
         return Foreign(str(kind[1:]), _unquote(text))
 
+    def empty(self) -> tuple[()]:
+        return ()
+
     def sequence(self, *items: Any) -> tuple[Any, ...]:
-        return () if items == (None,) else items
+        return items
 
     def literal(self, item: Any) -> Any:
         return _literal(item)

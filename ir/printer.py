@@ -16,8 +16,7 @@ from .core import Foreign, Graph, InputSpec, Op, OutputSpec, Value
 from .dims import SymbolRange, format_dim
 from .location import Location
 from .ops.aten import Aten
-from .sharding import Mesh
-from .types import DType, quote_name
+from .types import DType
 
 MAX_COLUMNS = 100
 """A header or a `return` that is longer gets one line an entry."""
@@ -223,7 +222,7 @@ def _header(printer: Printer, graph: Graph) -> str:
     if graph.symbols:
         end += f" symbols ({', '.join(map(format_range, graph.symbols))})"
     if graph.mesh is not None:
-        end += f" {format_mesh(graph.mesh)}"
+        end += f" {graph.mesh}"
     start = f"graph {at_name(graph.name)}("
     line = f"{start}{', '.join(inputs)}{end} {{"
     if len(line) <= MAX_COLUMNS or not inputs:
@@ -271,9 +270,3 @@ def format_range(entry: SymbolRange) -> str:
     lower = "-inf" if entry.lower is None else str(entry.lower)
     upper = "inf" if entry.upper is None else str(entry.upper)
     return f"{entry.name} in [{lower}, {upper}]"
-
-
-def format_mesh(mesh: Mesh) -> str:
-    """Return `mesh @m(dp = 2, tp = 4)`."""
-    axes = ", ".join(f"{quote_name(axis)} = {size}" for axis, size in mesh.axes)
-    return f"mesh {at_name(mesh.name)}({axes})"

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import dataclass
 
 REDUCTIONS = ("sum", "product", "max", "min", "and", "or")
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def quote_name(name: str, plain: re.Pattern[str] = _NAME) -> str:
+    """Return the name, in quotes if it does not have the plain form."""
+    return name if plain.fullmatch(name) else json.dumps(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +34,8 @@ class Mesh:
         return dict(self.axes)[axis]
 
     def __str__(self) -> str:
-        return f"mesh @{self.name}({', '.join(f'{axis} = {size}' for axis, size in self.axes)})"
+        axes = ", ".join(f"{quote_name(axis)} = {size}" for axis, size in self.axes)
+        return f"mesh @{quote_name(self.name)}({axes})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,7 @@ class Partial:
     axis: str
 
     def __str__(self) -> str:
-        return f"partial({self.reduction}: {self.axis})"
+        return f"partial({self.reduction}: {quote_name(self.axis)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import enum
-import json
 import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from .dims import Dim, format_dim, is_equal, product
-from .sharding import Sharding
+from .sharding import Sharding, quote_name
 
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DEVICE = re.compile(r"[A-Za-z_]\w*(?::\d+)?", re.ASCII)
 _KIND = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
-
-
-def quote_name(name: str, plain: re.Pattern[str] = _NAME) -> str:
-    """Return the name, in quotes if it does not have the plain form."""
-    return name if plain.fullmatch(name) else json.dumps(name)
 
 
 class DType(enum.Enum):
