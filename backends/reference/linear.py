@@ -1,0 +1,40 @@
+"""What contractions mean."""
+
+from __future__ import annotations
+
+from lynx.ir.call import Call
+from lynx.ir.ops.linear import (
+    AddBatchMatmul,
+    AddMatmul,
+    AddMatrixVector,
+    AddOuter,
+    BatchMatmul,
+    Dot,
+    Matmul,
+    MatrixVector,
+)
+
+from .elementwise import exact
+from .registry import aten, means
+
+_PRODUCTS = {Matmul: "mm", BatchMatmul: "bmm", Dot: "dot", MatrixVector: "mv"}
+
+
+@means(*_PRODUCTS)
+def product(op: Matmul | BatchMatmul | Dot | MatrixVector) -> Call:
+    """Call the product of these ranks."""
+    return aten(_PRODUCTS[type(op)], op.a, op.b)
+
+
+@means(AddMatmul, AddBatchMatmul, AddMatrixVector, AddOuter)
+def add_product(op: AddMatmul | AddBatchMatmul | AddMatrixVector | AddOuter) -> Call:
+    """Call the product with an added term."""
+    dtype = op.a.tensor_type.dtype
+    return aten(
+        op.name,
+        op.bias,
+        op.a,
+        op.b,
+        beta=exact(op.beta, dtype),
+        alpha=exact(op.alpha, dtype),
+    )
