@@ -94,8 +94,6 @@ class Power(Binary, name="pow"):
     %z = pow %x, 2 : f32[4, 8]
     """
 
-    accepts: ClassVar[str] = "ifc"
-
 
 class Maximum(Binary, name="maximum"):
     """Return the greater element; NaN if either is.

@@ -41,7 +41,7 @@ class Sgn(Unary, name="sgn"):
     %y = sgn %x : f32[4, 8]
     """
 
-    accepts: ClassVar[str] = "ifc"
+    accepts: ClassVar[str] = "bifc"
 
 
 class Floor(Unary, name="floor"):

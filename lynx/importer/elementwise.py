@@ -16,6 +16,7 @@ from lynx.ir.ops.factory import Full
 from lynx.ir.ops.layout import Broadcast
 from lynx.ir.types import DType, TensorType
 
+from .factory import as_literal
 from .promotion import cast, promoted, result_type, to_float
 from .registry import RULES, Context, Decline, Imported, dtype_of, imports
 
@@ -204,6 +205,8 @@ def masked_fill(context: Context, x: Value, mask: Value, value: Any) -> Imported
         return Decline("a mask that is not of type bool")
     if isinstance(value, Value) and isinstance(value.type, TensorType):
         value = cast(context, value, x.tensor_type.dtype)
+    elif (literal := as_literal(value, x.tensor_type.dtype)) is not None:
+        value = literal
     return context.emit(arithmetic.Where(mask, value, x))
 
 
