@@ -63,7 +63,7 @@ class Fresh(Placement):
 class InPlace(Placement):
     """Over the operand `of`, which nobody reads afterwards."""
 
-    word: ClassVar[str] = "in-place"
+    word: ClassVar[str] = "in_place"
     is_written: ClassVar[bool] = True
 
     of: Value | None = None
@@ -127,7 +127,7 @@ class Return:
 class Write:
     """How a mutation is done at the end.
 
-    `in-place`: the input was written by the step that computed the value; `copy`: with `copy_`;
+    `in_place`: the input was written by the step that computed the value; `copy`: with `copy_`;
     `snapshot`: with `copy_` from a copy made before any input changes; `none`: it holds the value.
     """
 
@@ -135,7 +135,7 @@ class Write:
     kind: str = "copy"
 
 
-WRITE_KINDS = ("in-place", "copy", "snapshot", "none")
+WRITE_KINDS = ("in_place", "copy", "snapshot", "none")
 
 
 @dataclass(frozen=True, slots=True)

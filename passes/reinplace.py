@@ -123,7 +123,7 @@ def _write_directly(
         context.remarks.append(Remark("mutation", message, *([loc] if loc else [])))
         return write
     places[mutation.value] = Target(program.strides(mutation.value), mutation.target)
-    return Write(mutation, "in-place")
+    return Write(mutation, "in_place")
 
 
 def _why_not_directly(program: Program, mutation: Mutation) -> str:
