@@ -12,17 +12,23 @@ from .base import (
     Violation,
     register_pass,
 )
+from .decompose import COMPOSITE, NO_COMPOSITE_OPS
 from .modules import count_ops, print_module, verify_module
 from .observers import Diff, Dump, Observer, Reproducer, Timer, Timing
 from .pipeline import NAMED_PIPELINES, Pipeline, check_requirements, parse_pipeline
 from .pipelines import DEBUG, DEFAULT, MAX_AUTOTUNE, REDUCE_OVERHEAD
+from .requirements import IS_GRAPH, IS_PROGRAM
 from .rewrite import NoMatch, Rewritten, Rule, rewrite, rule
 
 __all__ = [
+    "COMPOSITE",
     "DEBUG",
     "DEFAULT",
+    "IS_GRAPH",
+    "IS_PROGRAM",
     "MAX_AUTOTUNE",
     "NAMED_PIPELINES",
+    "NO_COMPOSITE_OPS",
     "PASSES",
     "REDUCE_OVERHEAD",
     "ConstantInfo",

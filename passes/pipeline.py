@@ -15,7 +15,7 @@ from typing import Any
 from lark import Lark, Token, Tree, UnexpectedInput
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
-from lynx.ir.errors import CompileError, InternalError, TextError
+from lynx.ir.errors import CompileError, InternalError, TextError, UsageError
 
 from .base import PASSES, Pass, PassContext
 from .modules import location_of, verify_module
@@ -212,7 +212,10 @@ class _Reader:
             if field.name not in given and _default(field) is dataclasses.MISSING:
                 message = f"pass '{name}' needs the option '{key}'"
                 raise self.error("missing-option", message, line, column)
-        return (kind(**given),)
+        try:
+            return (kind(**given),)
+        except UsageError as error:
+            raise self.error(error.code, error.message, line, column) from None
 
     def _check_option(
         self, name: str, key: Token, fields: dict[str, Any], given: dict[str, Any]

@@ -5,8 +5,13 @@ from __future__ import annotations
 from .canonicalize import Canonicalize
 from .cse import MergeCommonSubexpressions
 from .dce import RemoveDeadCode
+from .decompose import Decompose
 from .fold_constants import FoldConstants
+from .lower import Lower
+from .offsets import DEFAULT_BUDGET
 from .pipeline import NAMED_PIPELINES, Pipeline
+from .plan_memory import PlanMemory
+from .reinplace import Reinplace
 
 DEFAULT = Pipeline(
     (
@@ -18,12 +23,57 @@ DEFAULT = Pipeline(
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
+        # Last on the graph: whole ops are what rules and people read best.
+        Decompose(),
+        Lower(),
+        Reinplace(),
+        PlanMemory(),
     )
 )
 
-REDUCE_OVERHEAD = DEFAULT
-MAX_AUTOTUNE = DEFAULT
-DEBUG = DEFAULT
+# Every op that is computed ahead saves its overhead in each call, so larger constants are kept.
+REDUCE_OVERHEAD = Pipeline(
+    (
+        Canonicalize(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+        FoldConstants(max_bytes=1 << 20),
+        Canonicalize(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+        Decompose(),
+        Lower(),
+        Reinplace(),
+        PlanMemory(),
+    )
+)
+
+# Compile time does not count: large constants, and a longer search for a tight packing.
+MAX_AUTOTUNE = Pipeline(
+    (
+        Canonicalize(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+        FoldConstants(max_bytes=1 << 24),
+        Canonicalize(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+        Decompose(),
+        Lower(),
+        Reinplace(),
+        PlanMemory(budget=10 * DEFAULT_BUDGET),
+    )
+)
+
+# Each op of the model stays recognisable, and no memory is used twice by writing in place.
+DEBUG = Pipeline(
+    (
+        RemoveDeadCode(),
+        Decompose(),
+        Lower(),
+        PlanMemory(),
+    )
+)
 
 NAMED_PIPELINES |= {
     "default": DEFAULT,

@@ -13,7 +13,7 @@ from lynx.ir.core import Graph, Op, Value
 from lynx.ir.dims import may_equal
 from lynx.ir.errors import InternalError
 from lynx.ir.location import Location
-from lynx.ir.types import TensorType, Type, is_same_type
+from lynx.ir.types import OpaqueType, TensorType, Type, is_same_type
 
 from .base import PassContext, Remark
 
@@ -25,7 +25,8 @@ class NoMatch:
     reason: str
 
 
-Rewritten: TypeAlias = Value | tuple[Value, ...] | NoMatch
+Rewritten: TypeAlias = Value | tuple[Value | None, ...] | NoMatch
+"""What a rule returns; None stands for a result of type `opaque<none>`, which nothing can use."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def rewrite(
 
 
 _MOST_REWRITES = 1000
+_NONE = OpaqueType("none")
 
 
 class _Driver:
@@ -94,7 +96,7 @@ class _Driver:
     def place(self, root: Op) -> None:
         """Append an op of the graph, or what becomes of it, after everything that it needs."""
         # Each entry is an op, with the values that replace its results once these are placed.
-        stack: list[tuple[Op, tuple[Value, ...] | None]] = [(root, None)]
+        stack: list[tuple[Op, tuple[Value | None, ...] | None]] = [(root, None)]
         waiting = {root}
         history: list[str] = []
         while stack:
@@ -109,7 +111,7 @@ class _Driver:
             stack.pop()
             if replacement is not None:
                 waiting.discard(op)
-                self._map(op, tuple(self.mapping.get(value, value) for value in replacement))
+                self._map(op, tuple(map(self._final, replacement)))
                 continue
             current = self._current(op, root.loc)
             outcome = self._apply(current, history)
@@ -124,9 +126,9 @@ class _Driver:
             self.placed.add(current)
             self._map(op, current.results)
 
-    def _missing(self, values: tuple[Value, ...]) -> Op | None:
+    def _missing(self, values: Sequence[Value | None]) -> Op | None:
         for value in values:
-            if value.op is not None and value.op not in self.placed:
+            if value is not None and value.op is not None and value.op not in self.placed:
                 return value.op
         return None
 
@@ -137,13 +139,16 @@ class _Driver:
             op = dataclasses.replace(op, loc=loc)
         return op
 
-    def _map(self, op: Op, values: tuple[Value, ...]) -> None:
+    def _final(self, value: Value | None) -> Value | None:
+        return None if value is None else self.mapping.get(value, value)
+
+    def _map(self, op: Op, values: tuple[Value | None, ...]) -> None:
         self.placed.add(op)
         for old, new in zip(op.results, values, strict=True):
-            if old is not new:
+            if new is not None and old is not new:
                 self.mapping[old] = new
 
-    def _apply(self, op: Op, history: list[str]) -> tuple[Value, ...] | None:
+    def _apply(self, op: Op, history: list[str]) -> tuple[Value | None, ...] | None:
         """Return what the first matching rule gives for the results, None if none matches."""
         kind = type(op)
         if kind not in self.by_kind:
@@ -170,13 +175,13 @@ class _Driver:
         )
 
 
-def _keeps_types(candidate: Rule, op: Op, values: tuple[Value, ...]) -> bool:
+def _keeps_types(candidate: Rule, op: Op, values: tuple[Value | None, ...]) -> bool:
     """Whether values have the types of the op's results; raise if they surely have others.
 
     Where only symbolic sizes cannot be seen to be equal, the rule does not apply.
     """
     wanted = [result.type for result in op.results]
-    got = [value.type for value in values]
+    got = [_NONE if value is None else value.type for value in values]
     if len(got) == len(wanted):
         if all(map(is_same_type, wanted, got)):
             return True

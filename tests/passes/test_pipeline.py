@@ -33,6 +33,7 @@ from lynx.passes import (
     Violation,
     parse_pipeline,
 )
+from lynx.passes.decompose import Decompose
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     for kind in draw(st.lists(st.sampled_from([PASSES[name] for name in sorted(PASSES)]))):
         hints = typing.get_type_hints(kind)
         values = {f.name: draw(option_values(hints[f.name])) for f in dataclasses.fields(kind)}
+        if kind is Decompose:  # knows which names there are
+            values["only"] = tuple(draw(st.lists(st.sampled_from(["gelu", "softmax", "addmm"]))))
         passes.append(kind(**values))
     return Pipeline(tuple(passes))
 

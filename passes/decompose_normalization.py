@@ -1,0 +1,189 @@
+"""Normalization ops and their gradients in terms of reductions and elementwise ops."""
+
+from __future__ import annotations
+
+from lynx.ir.core import Value
+from lynx.ir.dims import Dim, floor_div, product
+from lynx.ir.ops.layout import Reshape
+from lynx.ir.ops.normalization import (
+    GroupNorm,
+    GroupNormBackward,
+    LayerNorm,
+    LayerNormBackward,
+    RmsNorm,
+    RmsNormBackward,
+)
+from lynx.ir.types import DType
+
+from .decompose_build import Number, mean, rsqrt, square, total, wide
+from .rewrite import NoMatch, Rule, rule
+
+_EPSILON = {DType.F32: 2.0**-23, DType.F64: 2.0**-52}
+"""The machine epsilon of the types in which norms are computed."""
+
+
+def _inner(x: Value, axis: int) -> tuple[int, ...]:
+    return tuple(range(axis, len(x.shape)))
+
+
+def _standardized(x: Number, dims: tuple[int, ...], eps: float) -> tuple[Number, Number, Number]:
+    """Return the centred and scaled value, the mean, and the inverse deviation."""
+    average = mean(x, dims)
+    centred = x - average
+    scale = rsqrt(mean(square(centred), dims) + eps)
+    return centred * scale, average, scale
+
+
+def _affine(x: Number, weight: Value | None, bias: Value | None) -> Number:
+    if weight is not None:
+        x = x * wide(weight)
+    return x if bias is None else x + wide(bias)
+
+
+def _as(value: Number, like: Value) -> Value:
+    return value.to(like.tensor_type.dtype)
+
+
+@rule
+def expand_layer_norm(op: LayerNorm) -> tuple[Value, ...] | NoMatch:
+    """Centre, divide by the deviation, scale and shift.
+
+    layer_norm(x, w, b)  ==>  (x - mean(x)) * rsqrt(var(x) + eps) * w + b
+    """
+    if 0 in op.x.shape:
+        return NoMatch("nothing has no mean")
+    result, average, scale = _standardized(wide(op.x), _inner(op.x, op.axis), op.eps)
+    values = (_affine(result, op.weight, op.bias), average, scale)
+    return tuple(_as(value, like) for value, like in zip(values, op.results, strict=True))
+
+
+def _gradient(grad: Number, normal: Number, scale: Number, dims: tuple[int, ...]) -> Number:
+    """Return the gradient of a standardized value with respect to the value."""
+    return (grad - mean(grad, dims) - normal * mean(grad * normal, dims)) * scale
+
+
+@rule
+def expand_layer_norm_backward(op: LayerNormBackward) -> tuple[Value | None, ...] | NoMatch:
+    """Project the gradient, and sum over the rows for weight and bias.
+
+    layer_norm_backward(g, x, ..)  ==>  (g w - mean(g w) - n mean(g w n)) * rstd, sum(g n), sum(g)
+    """
+    if 0 in op.x.shape:
+        return NoMatch("nothing has no mean")
+    grad, scale = wide(op.grad), wide(op.rstd)
+    normal = (wide(op.x) - wide(op.mean)) * scale
+    rows = tuple(range(op.axis))
+    values = (
+        _gradient(_affine(grad, op.weight, None), normal, scale, _inner(op.x, op.axis)),
+        total(grad * normal, rows, keepdim=False),
+        total(grad, rows, keepdim=False),
+    )
+    return _wanted(values, op.results, op.mask)
+
+
+def _wanted(
+    values: tuple[Number, ...], results: tuple[Value, ...], mask: tuple[bool, ...]
+) -> tuple[Value | None, ...]:
+    triples = zip(values, results, mask, strict=True)
+    return tuple(_as(value, like) if wants else None for value, like, wants in triples)
+
+
+@rule
+def expand_rms_norm(op: RmsNorm) -> tuple[Value, ...] | NoMatch:
+    """Divide by the root of the mean square, and scale.
+
+    rms_norm(x, w)  ==>  x * rsqrt(mean(x * x) + eps) * w
+    """
+    if 0 in op.x.shape:
+        return NoMatch("nothing has no mean")
+    x = wide(op.x)
+    eps = _EPSILON.get(x.dtype) if op.eps is None else op.eps
+    if eps is None:
+        return NoMatch(f"no epsilon is known for {x.dtype}")
+    scale = rsqrt(mean(square(x), _inner(op.x, op.axis)) + eps)
+    values = (_affine(x * scale, op.weight, None), scale)
+    return tuple(_as(value, like) for value, like in zip(values, op.results, strict=True))
+
+
+@rule
+def expand_rms_norm_backward(op: RmsNormBackward) -> tuple[Value | None, ...] | NoMatch:
+    """Project the gradient, and sum over the rows for the weight.
+
+    rms_norm_backward(g, x, r, w)  ==>  (g w - n mean(g w n)) * r, sum(g n)
+    """
+    if 0 in op.x.shape:
+        return NoMatch("nothing has no mean")
+    grad, scale = wide(op.grad), wide(op.rstd)
+    normal = wide(op.x) * scale
+    weighted = _affine(grad, op.weight, None)
+    share = normal * mean(weighted * normal, _inner(op.x, op.axis))
+    rows = tuple(range(op.axis))
+    values = ((weighted - share) * scale, total(grad * normal, rows, keepdim=False))
+    return _wanted(values, op.results, op.mask)
+
+
+def _grouped(value: Number, like: Value, groups: Dim) -> Number:
+    """Return `n c s..` as `n g m`."""
+    batch, channels, *space = like.shape
+    size = product((floor_div(channels, groups), *space))
+    return Number(Reshape(value.value, (batch, groups, size)).out)
+
+
+def _per_channel(vector: Value | None, like: Value) -> Value | None:
+    """Return one value a channel in a shape that is broadcast against `n c s..`."""
+    if vector is None:
+        return None
+    return Reshape(vector, (like.shape[1], *(1,) * (len(like.shape) - 2))).out
+
+
+def _shaped(value: Number, like: Value) -> Number:
+    return Number(Reshape(value.value, like.shape).out)
+
+
+@rule
+def expand_group_norm(op: GroupNorm) -> tuple[Value, ...] | NoMatch:
+    """Standardize each group of channels, then scale and shift the channels.
+
+    group_norm(x, w, b)  ==>  standardized(reshape(x)) * w + b
+    """
+    if 0 in op.x.shape:
+        return NoMatch("nothing has no mean")
+    grouped = _grouped(wide(op.x), op.x, op.groups)
+    normal, average, scale = _standardized(grouped, (2,), op.eps)
+    weight, bias = _per_channel(op.weight, op.x), _per_channel(op.bias, op.x)
+    result = _affine(_shaped(normal, op.x), weight, bias)
+    statistics = (_shaped(value, op.results[1]) for value in (average, scale))
+    values = (result, *statistics)
+    return tuple(_as(value, like) for value, like in zip(values, op.results, strict=True))
+
+
+@rule
+def expand_group_norm_backward(op: GroupNormBackward) -> tuple[Value | None, ...] | NoMatch:
+    """Project the gradient within each group, and sum over all but the channels.
+
+    group_norm_backward(g, x, ..)  ==>  (g w - mean(g w) - n mean(g w n)) * rstd, sum(g n), sum(g)
+    """
+    if 0 in op.x.shape:
+        return NoMatch("nothing has no mean")
+    grad = wide(op.grad)
+    average, scale = (Number(Reshape(wide(v).value, (*v.shape, 1)).out) for v in (op.mean, op.rstd))
+    normal = (_grouped(wide(op.x), op.x, op.groups) - average) * scale
+    weighted = _affine(grad, _per_channel(op.weight, op.x), None)
+    of_x = _gradient(_grouped(weighted, op.x, op.groups), normal, scale, (2,))
+    others = tuple(dim for dim in range(len(op.x.shape)) if dim != 1)
+    values = (
+        _shaped(of_x, op.x),
+        total(grad * _shaped(normal, op.x), others, keepdim=False),
+        total(grad, others, keepdim=False),
+    )
+    return _wanted(values, op.results, op.mask)
+
+
+NORMALIZATION_RULES: tuple[Rule, ...] = (
+    expand_layer_norm,
+    expand_layer_norm_backward,
+    expand_rms_norm,
+    expand_rms_norm_backward,
+    expand_group_norm,
+    expand_group_norm_backward,
+)
