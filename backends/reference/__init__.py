@@ -2,9 +2,13 @@
 
 from . import (
     aten,
+    convolution,
     elementwise,
     factory,
+    indexing,
     layout,
+    linear,
+    loss,
     normalization,
     random,
     reduction,
@@ -14,9 +18,13 @@ from .registry import call_of, covered, means
 
 RULE_MODULES = (
     aten,
+    convolution,
     elementwise,
     factory,
+    indexing,
     layout,
+    linear,
+    loss,
     normalization,
     random,
     reduction,

@@ -35,14 +35,12 @@ def exact(number: float, dtype: DType) -> float:
 
 
 @means(
-    *(kind for kind in _MATH if kind is not elementwise_math.Round),
+    *(k for k in _MATH if k not in (elementwise_math.Round, elementwise_math.Square)),
     elementwise_compare.LogicalNot,
     elementwise_compare.BitwiseNot,
-    elementwise_compare.IsNan,
     elementwise_compare.IsInf,
     elementwise_compare.SignBit,
     activation.Silu,
-    activation.Relu,
     activation.Hardswish,
     activation.Hardsigmoid,
     activation.Mish,
@@ -50,6 +48,36 @@ def exact(number: float, dtype: DType) -> float:
 def unary(op: Unary) -> Call:
     """Call the operator of the same name."""
     return aten(op.name, op.x)
+
+
+def _square_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten.pow.Tensor_Scalar_out(x, 2, out=out)
+
+
+@means(elementwise_math.Square)
+def square(op: elementwise_math.Square) -> Call:
+    """Call `square`, which torch computes as a power."""
+    return Call(torch.ops.aten.square.default, (op.x,), out=_square_out)
+
+
+def _isnan_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten.ne.Tensor_out(x, x, out=out)
+
+
+@means(elementwise_compare.IsNan)
+def isnan(op: elementwise_compare.IsNan) -> Call:
+    """Call `isnan`, which torch computes by comparing with itself."""
+    return Call(torch.ops.aten.isnan.default, (op.x,), out=_isnan_out)
+
+
+def _relu_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten.clamp_min.out(x, 0, out=out)
+
+
+@means(activation.Relu)
+def relu(op: activation.Relu) -> Call:
+    """Call `relu`, which torch computes as `clamp_min`."""
+    return Call(torch.ops.aten.relu.default, (op.x,), out=_relu_out)
 
 
 @means(elementwise_math.Round)
@@ -347,10 +375,17 @@ def log_sigmoid_backward(op: backward.LogSigmoidBackward) -> Call:
     return aten("log_sigmoid_backward", op.grad, op.x, op.buffer)
 
 
+def _dropout_backward_out(
+    grad: torch.Tensor, mask: torch.Tensor, scale: float, *, out: torch.Tensor
+) -> torch.Tensor:
+    return torch.mul(grad, mask, out=out).mul_(scale)
+
+
 @means(backward.DropoutBackward)
 def dropout_backward(op: backward.DropoutBackward) -> Call:
     """Call `native_dropout_backward`."""
-    return aten("native_dropout_backward", op.grad, op.mask, op.scale)
+    function = torch.ops.aten.native_dropout_backward.default
+    return Call(function, (op.grad, op.mask, op.scale), out=_dropout_backward_out)
 
 
 def _by_kinds(op: Binary, tensors: str, number_last: str, number_first: str) -> str:

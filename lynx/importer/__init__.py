@@ -2,10 +2,14 @@
 
 from . import (
     activation,
+    convolution,
     elementwise,
     factory,
+    indexing,
     layout,
     layout_slicing,
+    linear,
+    loss,
     normalization,
     random,
     reduction,
@@ -15,10 +19,14 @@ from .registry import RULES, Context, Decline, imports
 
 RULE_MODULES = (
     activation,
+    convolution,
     elementwise,
     factory,
+    indexing,
     layout,
     layout_slicing,
+    linear,
+    loss,
     normalization,
     random,
     reduction,

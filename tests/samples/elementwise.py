@@ -174,6 +174,7 @@ def _gradients() -> list[Sample]:
         b.HardtanhBackward(grad, x, 0.0, 6.0),
         b.LogSigmoidBackward(grad, x, tensor(5, 3)),
         b.DropoutBackward(grad, tensor(5, 3, dtype=BOOL), 2.0),
+        b.DropoutBackward(tensor(41, dtype=BF16), tensor(41, dtype=BOOL), 1.1),
     ]
     return [Sample(op) for op in ops]
 
