@@ -38,7 +38,7 @@ from .dims import DimReader
 from .locations import location_of
 from .registry import RULES, Context, Decline
 from .targets import name_of_target
-from .types import constant, strides_of, type_of
+from .types import ABSENT, constant, strides_of, type_of
 
 
 def import_graph(module: torch.fx.GraphModule, name: str) -> Graph:
@@ -193,13 +193,14 @@ class _Importer:
         keywords: dict[str, Any],
         types: tuple[Type, ...],
         strides: tuple[tuple[Dim, ...] | None, ...],
-    ) -> tuple[Value, ...] | str:
+    ) -> tuple[Value | None, ...] | str:
         """Import by the operator's rule, or return the reason why that is not possible."""
         rule = RULES.get(target)
         if rule is None:
             return "no structured op"
         values = list(flatten((arguments, tuple(keywords.values()))))
-        reason = _unstructured(types) or _unstructured(tuple(value.type for value in values))
+        present = tuple(type_ for type_ in types if type_ != ABSENT)
+        reason = _unstructured(present) or _unstructured(tuple(value.type for value in values))
         if reason:
             return reason
         mark = len(self.builder.ops)
@@ -210,7 +211,7 @@ class _Importer:
             imported = Decline(error.message)
         if not isinstance(imported, Decline):
             results = imported if isinstance(imported, tuple) else (imported,)
-            given = tuple(value.type for value in results)
+            given = tuple(ABSENT if value is None else value.type for value in results)
             if given == types:
                 return results
             imported = Decline(f"the op would give {_listed(given)}, torch gives {_listed(types)}")
@@ -301,9 +302,9 @@ class _Importer:
         elif isinstance(type_, TensorType):
             self.bound.update(d.name for d in type_.shape if isinstance(d, sympy.Symbol))
 
-    def _remember_layout(self, value: Value, traced: Any) -> None:
+    def _remember_layout(self, value: Value | None, traced: Any) -> None:
         strides = strides_of(traced, self.dims)
-        if strides is not None and isinstance(value.type, TensorType):
+        if value is not None and strides is not None and isinstance(value.type, TensorType):
             self.layouts.setdefault(value, (strides, self.dims.read(traced.storage_offset())))
 
     def _check_symbols(self) -> None:
@@ -326,7 +327,7 @@ def flatten_results(traced: Any) -> Iterator[Any]:
         yield traced
 
 
-def _nest(traced: Any, results: Iterator[Value]) -> Any:
+def _nest(traced: Any, results: Iterator[Value | None]) -> Any:
     """Give results the structure of what tracing saw."""
     if traced is None:
         return None

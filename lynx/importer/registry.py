@@ -18,7 +18,8 @@ class Decline:
     reason: str
 
 
-Imported: TypeAlias = Value | tuple[Value, ...] | Decline
+Imported: TypeAlias = Value | tuple[Value | None, ...] | Decline
+"""What a rule returns: the results, None for one that the operator leaves out, or why not."""
 
 
 @dataclass

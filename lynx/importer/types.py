@@ -15,10 +15,14 @@ from lynx.ir.types import OpaqueType, ScalarType, TensorType, Type
 from .dims import DimReader
 
 
+ABSENT = OpaqueType("none")
+"""The type of a result that an operator leaves out."""
+
+
 def type_of(value: Any, dims: DimReader) -> Type:
     """Return the Lynx type of a traced value."""
     if value is None:
-        return OpaqueType("none")
+        return ABSENT
     if isinstance(value, bool | torch.SymBool):
         return ScalarType("bool")
     if isinstance(value, int | torch.SymInt):

@@ -11,8 +11,8 @@ from lynx.ir.core import Op
 class Sample:
     """An op over input values of small static shapes.
 
-    `bounds` gives, by operand position, the half-open range of an integer operand's elements (an
-    index must be in range); `positive` the positions of float operands drawn from [0.5, 1.5) and
+    `bounds` gives, by operand position, the half-open range of an operand's elements (an index must
+    be in range); `positive` the positions of float operands drawn from [0.5, 1.5) and
     not from a normal distribution; `tolerance` the relative error allowed between full and sharded
     runs.
     """

@@ -67,6 +67,9 @@ def random_tensor(
         low, high = bounds
         share = torch.rand(shape, generator=generator, dtype=torch.float64)
         return (share * (high - low) + low).to(dtype)
+    if bounds is not None:
+        low, high = bounds
+        return (torch.rand(shape, generator=generator) * (high - low) + low).to(dtype)
     if positive:
         return (torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5).to(dtype)
     if type_.dtype.is_complex:
