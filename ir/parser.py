@@ -31,10 +31,10 @@ _HUMAN: Mapping[str, str] = {
     "OPAQUE": "a type",
     "DEVICE": "a device such as cuda:0",
     "REPLICATED": "'replicated'",
-    "_FLOORDIV": "'//'",
     "$END": "the end of the text",
 }
 _START_OF_LITERAL = {"MINUS", "LPAR", "LSQB", "FLOAT", "FOREIGN"}
+_OPERATORS = {"PLUS", "MINUS", "STAR", "PERCENT", "_FLOORDIV", "_POWER"}
 _T = TypeVar("_T")
 
 
@@ -94,7 +94,10 @@ class Language:
             words = ["an expression"]
         else:
             words = []
-        words += [self._human(name) for name in sorted(names)]
+        if names & _OPERATORS:
+            names -= _OPERATORS
+            words.append("an operator")
+        words += sorted(self._human(name) for name in names)
         return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]])) or "nothing more"
 
     def _human(self, name: str) -> str:
