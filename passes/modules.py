@@ -10,14 +10,17 @@ from lynx.ir.diff import unified
 from lynx.ir.errors import LynxError
 from lynx.ir.location import UNKNOWN, Location
 from lynx.ir.printer import print_graph
+from lynx.ir.program import Program
+from lynx.ir.program_text import print_program
+from lynx.ir.program_verifier import verify_program
 from lynx.ir.verifier import verify
 
 
 def print_module(module: Any) -> str:
     """Return the text of a graph or program."""
-    if isinstance(module, Graph):
-        return print_graph(module)
-    return str(module)
+    if isinstance(module, Program):
+        return print_program(module)
+    return print_graph(module) if isinstance(module, Graph) else str(module)
 
 
 def verify_module(module: Any, before: Any = None) -> None:
@@ -25,8 +28,11 @@ def verify_module(module: Any, before: Any = None) -> None:
 
     `before` is a module that has been verified; what both share is not checked again.
     """
-    if isinstance(module, Graph):
-        verify(module, known=before if isinstance(before, Graph) else None)
+    known = before.graph if isinstance(before, Program) else before
+    if isinstance(module, Program):
+        verify_program(module, known=known if isinstance(known, Graph) else None)
+    elif isinstance(module, Graph):
+        verify(module, known=known if isinstance(known, Graph) else None)
 
 
 def diff_modules(before: Any, after: Any) -> str:

@@ -11,7 +11,8 @@ import torch
 from lynx.backends.reference import call_of, evaluate
 from lynx.ir import Graph, InputSpec, OutputSpec, TensorType, Value
 from lynx.ir.program import Program
-from lynx.passes import PassContext
+from lynx.ir.program_text import parse_program, print_program
+from lynx.passes import PassContext, Pipeline
 from lynx.passes.lower import Lower
 from lynx.passes.plan_memory import PlanMemory
 from lynx.passes.reinplace import Reinplace
@@ -24,10 +25,12 @@ def context() -> PassContext:
 
 def compiled(graph: Graph, *, reinplace: bool = True, plan: bool = True) -> Program:
     """Return the program of a graph."""
-    program = Lower().run(graph, context())
-    if reinplace:
-        program = Reinplace().run(program, context())
-    return PlanMemory().run(program, context()) if plan else program
+    passes = [Lower(), *([Reinplace()] if reinplace else []), *([PlanMemory()] if plan else [])]
+    program = Pipeline(tuple(passes)).run(graph, context())
+    assert isinstance(program, Program)
+    text = print_program(program)
+    assert print_program(parse_program(text, resources=graph.resources)) == text
+    return program
 
 
 def executable(graph: Graph, **options: Any) -> Executable:
