@@ -33,10 +33,8 @@ def pass_context(graph: Graph) -> PassContext:
 
 def constant_info(tensor: torch.Tensor) -> ConstantInfo:
     """Describe a concrete tensor: its uniform value if it has one, a digest, and its bytes."""
-    dense = tensor.detach().cpu().contiguous()
-    data = (
-        dense.view(torch.uint8).reshape(-1) if dense.numel() else torch.empty(0, dtype=torch.uint8)
-    )
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    data = dense.reshape(-1).view(torch.uint8)
     header = f"{dense.dtype} {tuple(dense.shape)} {tensor.device}".encode()
     digest = hashlib.sha256(header + data.numpy().tobytes()).hexdigest()
     return ConstantInfo(_uniform(dense), digest, dense.numel() * dense.element_size())
