@@ -8,7 +8,7 @@ from typing import ClassVar
 import sympy
 
 from lynx.ir.core import Op, Value
-from lynx.ir.dims import Dim, is_equal, may_equal, product, simplify
+from lynx.ir.dims import Dim, FloorDiv, is_equal, may_equal, product, simplify
 from lynx.ir.space import Axis, Factor, FactorKind, IterationSpace, names
 from lynx.ir.types import DType, TensorType
 
@@ -301,39 +301,54 @@ class _Refinement:
     def _take_common(self) -> bool:
         """Take a common factor off both sides, if there is one."""
         a, b = self.left
+        here = ((0, self.position[0] - 1), (1, self.position[1] - 1))
         if is_equal(a, b):
-            self._add(FactorKind.PARALLEL, a, (0, 1))
+            self._add(FactorKind.PARALLEL, a, here)
             self.left = [1, 1]
             return True
         for side, (whole, part) in enumerate(((a, b), (b, a))):
             rest = quotient(whole, part)
             if part != 1 and rest is not None:
-                self._add(FactorKind.PARALLEL, part, (0, 1))
+                self._add(FactorKind.PARALLEL, part, here)
                 self.left[side], self.left[1 - side] = rest, 1
                 return True
         return False
 
-    def _add(self, kind: FactorKind, size: Dim, sides: tuple[int, ...]) -> None:
+    def _add(self, kind: FactorKind, size: Dim, places: tuple[tuple[int, int], ...]) -> None:
         name = f"d{len(self.factors)}"
         self.factors.append(Factor(name, size, kind))
-        for side in sides:
-            self.maps[side][self.position[side] - 1].append(name)
+        for side, place in places:
+            self.maps[side][place].append(name)
 
     def _skip(self) -> None:
-        """Make everything opaque up to the next common boundary."""
-        ends = self._boundary()
-        for side in (0, 1):
-            if self.left[side] != 1:
-                self._add(FactorKind.OPAQUE, self.left[side], (side,))
-            self.left[side] = 1
-            while self.position[side] < ends[side]:
-                size = self.shapes[side][self.position[side]]
-                self.position[side] += 1
-                if size != 1:
-                    self._add(FactorKind.OPAQUE, size, (side,))
+        """Go to the next common boundary: one dimension is split in all of the other side's.
 
-    def _boundary(self) -> tuple[int, int]:
-        """Return the nearest positions with equal products, or the ends of the shapes."""
+        Where both sides have several, they are opaque.
+        """
+        ends = self._boundary()
+        parts = [self._parts(side, end) for side, end in enumerate(ends or self._ends())]
+        for side, other in ((0, 1), (1, 0)):
+            if ends is not None and len(parts[side]) == 1:
+                (whole,) = parts[side]
+                for place, size in parts[other]:
+                    self._add(FactorKind.PARALLEL, size, ((side, whole[0]), (other, place)))
+                return
+        for side in (0, 1):
+            for place, size in parts[side]:
+                self._add(FactorKind.OPAQUE, size, ((side, place),))
+
+    def _parts(self, side: int, end: int) -> list[tuple[int, Dim]]:
+        """Pass what is left up to a position; return the dimensions and sizes that are not 1."""
+        parts = [(self.position[side] - 1, self.left[side])]
+        parts += [(place, self.shapes[side][place]) for place in range(self.position[side], end)]
+        self.position[side], self.left[side] = end, 1
+        return [(place, size) for place, size in parts if size != 1]
+
+    def _ends(self) -> tuple[int, int]:
+        return len(self.shapes[0]), len(self.shapes[1])
+
+    def _boundary(self) -> tuple[int, int] | None:
+        """Return the nearest positions with equal products, None if none can be seen."""
         products = []
         for side in (0, 1):
             running = self.left[side]
@@ -344,9 +359,14 @@ class _Refinement:
             products.append(reached)
         for first, a in products[0]:
             for second, b in products[1]:
-                if a != 0 and is_equal(a, b):
+                if a != 0 and is_equal(_exact(a), _exact(b)):
                     return first, second
-        return len(self.shapes[0]), len(self.shapes[1])
+        return None
+
+
+def _exact(dim: Dim) -> Dim:
+    """Take integer divisions as exact, as they are where torch worked out a size of -1."""
+    return dim if isinstance(dim, int) else dim.replace(FloorDiv, lambda a, b: a / b)
 
 
 def _axis(parts: list[str]) -> Axis:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -37,6 +37,11 @@ class DimReader:
     def symbols(self) -> tuple[SymbolRange, ...]:
         """The symbols met so far, by name."""
         return tuple(self._symbols[name] for name in sorted(self._symbols))
+
+    @property
+    def ranges(self) -> Mapping[str, SymbolRange]:
+        """The ranges of the symbols met so far."""
+        return self._symbols
 
     def read(self, size: int | torch.SymInt) -> Dim:
         """Return the dimension; `CompileError` if it uses a function that Lynx does not know."""

@@ -172,7 +172,9 @@ class _Importer:
         target = name_of_target(node.target, self._resource)
         arguments = tuple(self._argument(a) for a in node.args)
         keywords = {k: self._argument(a) for k, a in node.kwargs.items()}
-        traced = list(flatten_results(node.meta.get("val")))
+        if "val" not in node.meta:  # the partitioner adds some, such as to save generator states
+            node.meta["val"] = Untraced()
+        traced = list(flatten_results(node.meta["val"]))
         types = tuple(type_of(value, self.dims) for value in traced)
         for type_ in types:
             self._bind(type_)
@@ -204,7 +206,7 @@ class _Importer:
         if reason:
             return reason
         mark = len(self.builder.ops)
-        context = Context(self.builder, target, types, strides, self.layouts)
+        context = Context(self.builder, target, types, strides, self.layouts, self.dims.ranges)
         try:
             imported = rule(context, *arguments, **keywords)
         except LynxError as error:
@@ -311,6 +313,10 @@ class _Importer:
         missing = [s.name for s in self.dims.symbols if s.name not in self.bound]
         if missing:
             raise CompileError("unbound-symbol", f"no input determines {', '.join(missing)}")
+
+
+class Untraced:
+    """Stands for the results of a node that was not traced, kept as one object."""
 
 
 def flatten_results(traced: Any) -> Iterator[Any]:

@@ -26,13 +26,14 @@ from lynx.ir.ops.layout_slicing import (
 from lynx.ir.types import TensorType
 
 from .layout import cast, reshaped, sized, wrap
+from .ranges import Ranges, is_nonnegative
 from .registry import Context, Decline, Imported, imports
 
 _ENDLESS = 2**62
 """Bounds beyond this mean the end of the dimension."""
 
 
-def _readings(bound: Dim | None, size: Dim, default: Dim) -> Iterator[Dim]:
+def _readings(bound: Dim | None, size: Dim, default: Dim, ranges: Ranges) -> Iterator[Dim]:
     """Yield what a bound may mean, counted from the front, before the length of the result tells.
 
     Integers in a dimension of known size are clamped. A symbolic bound may be negative, and a bound
@@ -55,13 +56,19 @@ def _readings(bound: Dim | None, size: Dim, default: Dim) -> Iterator[Dim]:
             yield 0
     else:
         yield bound
-        yield simplify(sympy.sympify(size) + bound)
         yield size
-        yield 0
+        if not is_nonnegative(bound, ranges):
+            yield simplify(sympy.sympify(size) + bound)
+            yield 0
 
 
 def bounds(
-    size: Dim, start: Dim | None, end: Dim | None, step: Dim, length: Dim
+    size: Dim,
+    start: Dim | None,
+    end: Dim | None,
+    step: Dim,
+    length: Dim,
+    ranges: Ranges,
 ) -> tuple[Dim, Dim] | None:
     """Return `start` and `stop` with `0 <= start <= stop <= size`; None if they cannot be told.
 
@@ -71,8 +78,8 @@ def bounds(
     if isinstance(step, int) and step < 1:
         return None
     fitting: list[tuple[Dim, Dim]] = []
-    for first in _readings(start, size, 0):
-        for end_reading in _readings(end, size, size):
+    for first in _readings(start, size, 0, ranges):
+        for end_reading in _readings(end, size, size, ranges):
             stop = end_reading
             if isinstance(first, int) and isinstance(stop, int):
                 stop = max(first, stop)
@@ -95,7 +102,7 @@ def slice_(
     """Count bounds from the front and clamp them."""
     dim = wrap(dim, len(self.shape))
     size, length = self.shape[dim], context.type.shape[dim]
-    found = bounds(size, start, end, step, length)
+    found = bounds(size, start, end, step, length, context.ranges)
     if found is None:
         return Decline("it cannot be told which part of a symbolic dimension is meant")
     if found[0] == 0 and is_equal(length, size):
@@ -108,17 +115,19 @@ def slice_(
 def narrow(context: Context, self: Value, dim: int, start: Dim, length: Dim) -> Imported:
     """Take `length` elements; a negative start counts from the end."""
     dim = wrap(dim, len(self.shape))
-    first = _index(start, self.shape[dim])
+    first = _index(start, self.shape[dim], context.ranges)
     if isinstance(first, Decline):
         return first
     return context.emit(Slice(self, dim, first, simplify(sympy.sympify(first + length))))
 
 
-def _index(index: Dim, size: Dim) -> Dim | Decline:
+def _index(index: Dim, size: Dim, ranges: Ranges) -> Dim | Decline:
     """Count an index from the front."""
+    if is_nonnegative(index, ranges):
+        return index
     if not isinstance(index, int):
         return Decline("a symbolic index may be negative")
-    return index if index >= 0 else simplify(size + index)
+    return simplify(size + index)
 
 
 @imports("aten.select.int", "aten.select_copy.int")
@@ -126,7 +135,7 @@ def _index(index: Dim, size: Dim) -> Dim | Decline:
 def select(context: Context, self: Value, dim: int, index: Dim) -> Imported:
     """Count the index from the front."""
     dim = wrap(dim, len(self.shape))
-    place = _index(index, self.shape[dim])
+    place = _index(index, self.shape[dim], context.ranges)
     if isinstance(place, Decline):
         return place
     return context.emit(Select(self, dim, place))
@@ -148,7 +157,7 @@ def slice_scatter(
     if len(src.shape) != len(self.shape):
         return Decline("the source has another rank")
     size = self.shape[dim]
-    found = bounds(size, start, end, step, src.shape[dim])
+    found = bounds(size, start, end, step, src.shape[dim], context.ranges)
     if found is None:
         return Decline("it cannot be told which part of a symbolic dimension is meant")
     source = cast(context, src, self.tensor_type.dtype)
@@ -162,7 +171,7 @@ def slice_scatter(
 def select_scatter(context: Context, self: Value, src: Value, dim: int, index: Dim) -> Imported:
     """Write a slice of size 1."""
     dim = wrap(dim, len(self.shape))
-    place = _index(index, self.shape[dim])
+    place = _index(index, self.shape[dim], context.ranges)
     if isinstance(place, Decline):
         return place
     if len(src.shape) != len(self.shape) - 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from lynx.ir.core import Builder, Op, Value
-from lynx.ir.dims import Dim
+from lynx.ir.dims import Dim, SymbolRange
 from lynx.ir.types import DType, TensorType, Type
 
 
@@ -29,7 +29,7 @@ class Context:
     `types` are the result types that fake tensors gave; the importer checks that the rule returns
     values of exactly these, and otherwise runs the operator through torch.
     `strides` are the fake results' strides. `operand_layouts` gives the strides and the storage
-    offset that dense tensors had while tracing.
+    offset that dense tensors had while tracing, `ranges` the ranges of the symbols met so far.
     """
 
     builder: Builder
@@ -37,6 +37,7 @@ class Context:
     types: tuple[Type, ...]
     strides: tuple[tuple[Dim, ...] | None, ...] = ()
     operand_layouts: Mapping[Value, tuple[tuple[Dim, ...], Dim]] = field(default_factory=dict)
+    ranges: Mapping[str, SymbolRange] = field(default_factory=dict)
 
     @property
     def type(self) -> TensorType:
