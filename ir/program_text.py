@@ -38,7 +38,7 @@ _GRAMMAR = """
 program: "program" AT "(" inputs ")" [symbols] [mesh] "{" step* returns border* "}"
 step: op "->" [placement ("," placement)*] [frees]
 placement: NAME [range | references] [attributes]
-range: "[" expr [":" expr] "]"                            // bytes in an arena: [begin : end], [size]
+range: "[" expr [":" expr] "]"                            // bytes: [begin : end], or [size]
 references: "(" VALUE ("," VALUE)* ")"
 frees: "free" references
 ?border: "output" INT ":" handling ("," handling)* -> output_handling
@@ -158,9 +158,7 @@ class ProgramReader(Reader):
         border = tuple(item for item in rest if isinstance(item, BorderNode))
         outputs, mutations = rest[len(steps)]
         ops = tuple(step.op for step in steps)
-        graph = GraphNode(
-            name, at_text(name), inputs, symbols or (), mesh, ops, outputs, mutations
-        )
+        graph = GraphNode(name, at_text(name), inputs, symbols or (), mesh, ops, outputs, mutations)
         return ProgramNode(graph, steps, border)
 
     def step(self, op: OpNode, *items: Any) -> StepNode:

@@ -2,10 +2,10 @@
 
 1.  There is a step for each op of the graph in its order, with a placement for each result, and a
     rule for each output and mutation (`step-mismatch`).
-2.  A placement fits the op (`bad-placement`): only tensors are written, never by an `aten` op, and by
-    a view op only if it is a reshape that copies; a view lies in operands; what is written in place
-    is elementwise, over an operand of the same type and layout; a target is a mutated input, and the
-    result its new value.
+2.  A placement fits the op (`bad-placement`): only tensors are written, never by an `aten` op, and
+    by a view op only if it is a reshape that copies; a view lies in operands; what is written in
+    place is elementwise, over an operand of the same type and layout; a target is a mutated input,
+    and the result its new value.
 3.  What is written has a known layout without overlap, of as many bytes as were set aside
     (`bad-layout`).
 4.  Offsets are aligned (`misaligned`) and inside of the arena (`outside-arena`).
@@ -15,11 +15,11 @@
 6.  An op does not write over its own operands, except in place, nor two results to one place
     (`overlap`).
 7.  No value is read after it was freed, or freed twice (`used-after-free`).
-8.  An output that is not copied lies in no arena (`output-in-arena`) and, if it is to be fresh, in no
-    input, constant or output of another group (`output-shared`), unless the runtime looks.
+8.  An output that is not copied lies in no arena (`output-in-arena`) and, if it is to be fresh, in
+    no input, constant or output of another group (`output-shared`), unless the runtime looks.
 9.  An output has the strides that the caller wants, or the runtime looks (`output-strides`).
-10. Each mutated input gets its value once: by the step that computes it or by a copy at the end, and
-    from memory that no earlier copy has changed (`bad-mutation`).
+10. Each mutated input gets its value once: by the step that computes it or by a copy at the end,
+    and from memory that no earlier copy has changed (`bad-mutation`).
 
 Buffers of arenas that are planned at run time have no offsets yet; for them 4 and 5 hold by the
 packing, which has tests of its own.
@@ -198,27 +198,28 @@ class _Memory:
 
     def check_placement(self, op: Op, value: Value, placement: Placement) -> None:
         if isinstance(placement, View):
-            if not set(placement.of) <= set(op.operands) or not (op.is_view or isinstance(op, Aten)):
+            is_view = op.is_view or isinstance(op, Aten)
+            if not is_view or not set(placement.of) <= set(op.operands):
                 raise _error("bad-placement", "a view lies in operands of a view op", op)
-            return
-        if not placement.is_written:
-            return
-        if isinstance(op, Aten | Resource) or (op.is_view and not isinstance(op, Reshape)):
-            raise _error("bad-placement", f"'{op.name}' cannot write its result", op)
-        if not isinstance(value.type, TensorType):
-            raise _error("bad-placement", f"{value} is no tensor and has no memory", op)
-        self.check_layout(op, value.type, placement)
+        elif placement.is_written:
+            if isinstance(op, Aten | Resource) or (op.is_view and not isinstance(op, Reshape)):
+                raise _error("bad-placement", f"'{op.name}' cannot write its result", op)
+            if not isinstance(value.type, TensorType):
+                raise _error("bad-placement", f"{value} is no tensor and has no memory", op)
+            self.check_layout(op, value.type, placement)
         if isinstance(placement, InPlace):
             self.check_over(op, value, placement.of, placement)
         elif isinstance(placement, Target):
-            if placement.of is None or self.new_values.get(placement.of) is not value:
-                raise _error("bad-placement", "the result is not the new value of the target", op)
-            if placement.of in op.operands:
-                self.check_over(op, value, placement.of, placement)
-            elif not same_strides(
-                value.shape, placement.strides, self.program.strides(placement.of)
-            ):
-                raise _error("bad-placement", "the target has another layout", op)
+            self.check_target(op, value, placement)
+
+    def check_target(self, op: Op, value: Value, placement: Target) -> None:
+        target = placement.of
+        if target is None or self.new_values.get(target) is not value:
+            raise _error("bad-placement", "the result is not the new value of the target", op)
+        if target in op.operands:
+            self.check_over(op, value, target, placement)
+        elif not same_strides(value.shape, placement.strides, self.program.strides(target)):
+            raise _error("bad-placement", "the target has another layout", op)
 
     def check_layout(self, op: Op, type_: TensorType, placement: Placement) -> None:
         strides = placement.strides
@@ -295,7 +296,9 @@ class _Memory:
             target, value = write.mutation.target, write.mutation.value
             written = value.op is not None and isinstance(self.program.placements[value], Target)
             in_place = written and self.program.bases[value] is target
-            if in_place != (write.kind == "in_place") or (write.kind == "none") != (value is target):
+            if in_place != (write.kind == "in_place") or (write.kind == "none") != (
+                value is target
+            ):
                 message = f"input '{target.name}' cannot get its value by '{write.kind}'"
                 raise _error("bad-mutation", message)
             if write.kind in ("none", "in_place"):

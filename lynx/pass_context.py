@@ -12,6 +12,7 @@ import torch
 from lynx.backends.reference import call_of, covered, run
 from lynx.ir.core import Graph, Op
 from lynx.passes import ConstantInfo, PassContext
+from lynx.runtime import may_alias
 
 
 def pass_context(graph: Graph) -> PassContext:
@@ -27,6 +28,7 @@ def pass_context(graph: Graph) -> PassContext:
         evaluate=evaluate,
         constant_info=constant_info,
         can_write_into=lambda op: call_of(op).out is not None,
+        may_alias=may_alias,
         supports=lambda kind: kind in supported,
     )
 

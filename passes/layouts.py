@@ -1,4 +1,4 @@
-"""Strides of results: exact for views, chosen for what is written into memory that Lynx allocates."""
+"""Strides of results: exact for views, chosen for what is written into memory of our own."""
 
 from __future__ import annotations
 

@@ -90,15 +90,12 @@ class _Lowering:
         self.graph = graph
         self.context = context
         self.strides: dict[Value, Strides | None] = {
-            value: spec.strides
-            for value, spec in zip(graph.inputs, graph.input_specs, strict=True)
+            value: spec.strides for value, spec in zip(graph.inputs, graph.input_specs, strict=True)
         }
         self.bound = frozenset(bound_symbols(graph.inputs, graph.input_specs))
         self.wanted = {
             value: spec.strides
-            for value, spec in reversed(
-                [*zip(graph.outputs, graph.output_specs, strict=True)]
-            )
+            for value, spec in reversed([*zip(graph.outputs, graph.output_specs, strict=True)])
             if value is not None and spec.strides is not None
         }
         self.refused: dict[str, None] = {}

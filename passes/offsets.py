@@ -125,9 +125,7 @@ def _replay(lifetimes: Sequence[Lifetime]) -> list[int]:
     offsets = [0] * len(lifetimes)
     free = _FreeList()
     living: list[tuple[int, int]] = []
-    order = sorted(
-        range(len(lifetimes)), key=lambda i: (lifetimes[i].start, -lifetimes[i].size, i)
-    )
+    order = sorted(range(len(lifetimes)), key=lambda i: (lifetimes[i].start, -lifetimes[i].size, i))
     for index in order:
         size, start, end = lifetimes[index]
         while living and living[0][0] < start:

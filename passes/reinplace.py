@@ -41,9 +41,7 @@ class Reinplace:
     def run(self, module: Program, context: PassContext) -> Program:
         """Return the program with other placements."""
         places: dict[Value, Placement] = {}
-        writes = tuple(
-            _write_directly(module, write, places, context) for write in module.writes
-        )
+        writes = tuple(_write_directly(module, write, places, context) for write in module.writes)
         for index, step in enumerate(module.steps):
             operand = _dying_operand(module, index, step, places)
             if operand is not None:
@@ -100,9 +98,7 @@ def _same_place(program: Program, a: Value, b: Value) -> bool:
 
 def _is_only_reader(program: Program, op: Op, operand: Value, base: Value) -> bool:
     """Whether no other operand of an op may lie in the memory of this one."""
-    return all(
-        other is operand or not _may_share(program, other, base) for other in op.operands
-    )
+    return all(other is operand or not _may_share(program, other, base) for other in op.operands)
 
 
 def _may_share(program: Program, value: Value, root: Value) -> bool:

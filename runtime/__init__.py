@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from .aliasing import may_alias
 from .arena import BlockPool
 from .executor import Executable, build, release_memory
 
-__all__ = ["BlockPool", "Executable", "build", "release_memory"]
+__all__ = ["BlockPool", "Executable", "build", "may_alias", "release_memory"]

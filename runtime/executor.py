@@ -64,7 +64,7 @@ class Executable:
         weakref.finalize(self, pool.forget, temporary.program)
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
-        """Run the program. What an op raises is raised as it is; the next call works all the same."""
+        """Run the program. What an op raises is raised as it is, and does not hurt the next call."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self._run(args)

@@ -79,9 +79,7 @@ def write_source(program: Program, call_of: CallOf, resources: Mapping[str, Any]
 
 
 class _Writer:
-    def __init__(
-        self, program: Program, call_of: CallOf, resources: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, program: Program, call_of: CallOf, resources: Mapping[str, Any]) -> None:
         self.program = program
         self.call_of = call_of
         self.names = Names(_all_symbols(program))
@@ -221,8 +219,7 @@ class _Writer:
             message = f"'{op.name}' was lowered to write its results, but has no form that does"
             raise InternalError("no-out-form", message, op.loc)
         outs = {
-            name: self._use(result)
-            for name, result in zip(call.out_names, op.results, strict=True)
+            name: self._use(result) for name, result in zip(call.out_names, op.results, strict=True)
         }
         self._line(op, self._call(op, call, call.out, outs))
 

@@ -47,9 +47,7 @@ def copied(tensor: torch.Tensor, strides: tuple[int, ...] | None = None) -> torc
     if strides is None:
         return tensor.clone()
     if not _overlaps(tensor.shape, strides):
-        copy = torch.empty_strided(
-            tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
-        )
+        copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
         return copy.copy_(tensor)
     once = tensor
     for dim, (size, stride) in enumerate(zip(tensor.shape, strides, strict=True)):

@@ -20,3 +20,10 @@ def direct_call(function: Callable[..., Any]) -> Callable[..., Any]:
         inner: Callable[..., Any] = function._op
         return inner
     return function
+
+
+def is_composite(function: torch._ops.OpOverload) -> bool:
+    """Whether an operator is only written in terms of others, which its schema may not reflect."""
+    schema = function._schema
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))

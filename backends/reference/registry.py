@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -51,6 +52,7 @@ def aten(name: str, *arguments: Any, overload: str = "default", **keywords: Any)
     return Call(function, arguments, keywords, out, names)
 
 
+@functools.cache
 def out_variant(packet: Any, function: Any) -> Any | None:
     """Return the overload with the arguments of `function` plus outputs, if torch has a kernel."""
     wanted = [(a.name, str(a.type)) for a in function._schema.arguments]
@@ -63,6 +65,7 @@ def out_variant(packet: Any, function: Any) -> Any | None:
     return None
 
 
+@functools.cache
 def _out_names(out: Any) -> tuple[str, ...]:
     return tuple(a.name for a in out._schema.arguments if a.is_out)
 

@@ -13,7 +13,11 @@ from tests.runtime.programs import check_run, executable, same, with_border
 from tests.strategies import graphs, inputs_for
 
 
-@given(graph=graphs(max_ops=20), seed=st.integers(0, 2**16), flags=st.tuples(st.booleans(), st.booleans()))
+@given(
+    graph=graphs(max_ops=20),
+    seed=st.integers(0, 2**16),
+    flags=st.tuples(st.booleans(), st.booleans()),
+)
 @settings(max_examples=300, deadline=None, phases=[Phase.generate], report_multiple_bugs=False)
 def test_random_programs(graph: Graph, seed: int, flags: tuple[bool, bool]) -> None:
     graph = with_border(graph, random.Random(seed))
