@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -128,20 +126,19 @@ class GraphBuilder:
 
     def _operands(self, kind: type[Op], node: OpNode) -> dict[str, Any]:
         names = kind.operand_fields
-        if len(node.operands) > len(names) or any(
-            name in _required(kind) for name in names[len(node.operands) :]
-        ):
+        fields = fields_of(kind)
+        missing = names[len(node.operands) :]
+        if len(node.operands) > len(names) or any(fields[name].is_required for name in missing):
             wanted = f"operands ({', '.join(names)})" if names else "no operands"
             message = f"'{kind.name}' takes {wanted}, got {len(node.operands)}"
             raise Mistake("operand-count", message, node.name)
         given: dict[str, Any] = {}
         for name, item in zip(names, node.operands, strict=False):
-            field = fields_of(kind)[name]
             try:
-                given[name] = field.fit(self.resolve(item))
+                given[name] = fields[name].fit(self.resolve(item))
             except ValueError:
                 at = item if isinstance(item, Token) else node.name
-                message = f"operand '{name}' of '{kind.name}' must be {field.words}"
+                message = f"operand '{name}' of '{kind.name}' must be {fields[name].words}"
                 raise Mistake("bad-operand", message, at) from None
         return given
 
@@ -155,15 +152,6 @@ class GraphBuilder:
             "keywords": tuple(keywords),
             "types": tuple([item.type for item in node.types]),
         }
-
-
-@functools.cache
-def _required(kind: type[Op]) -> frozenset[str]:
-    return frozenset(
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    )
 
 
 def _attributes(kind: type[Op], node: OpNode) -> dict[str, Any]:
@@ -183,7 +171,7 @@ def _attributes(kind: type[Op], node: OpNode) -> dict[str, Any]:
             raise Mistake("bad-attribute", message, name) from None
     for attribute in kind.attribute_fields:
         implied = kind is Aten and attribute in ("target", "types")
-        if attribute in _required(kind) and attribute not in given and not implied:
+        if known[attribute].is_required and attribute not in given and not implied:
             message = f"'{kind.name}' needs the attribute '{attribute}' ({known[attribute].words})"
             raise Mistake("missing-attribute", message, node.name)
     return given

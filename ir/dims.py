@@ -125,12 +125,12 @@ def remainder(a: Dim, b: Dim) -> Dim:
 
 def minimum(*dims: Dim) -> Dim:
     """Return the smallest of the dimensions."""
-    return min(dims) if is_static(dims) else simplify(sympy.Min(*dims))  # type: ignore[type-var]
+    return min(dims) if is_static(dims) else simplify(sympy.Min(*dims))
 
 
 def maximum(*dims: Dim) -> Dim:
     """Return the largest of the dimensions."""
-    return max(dims) if is_static(dims) else simplify(sympy.Max(*dims))  # type: ignore[type-var]
+    return max(dims) if is_static(dims) else simplify(sympy.Max(*dims))
 
 
 def ceil_div(a: Dim, b: Dim) -> Dim:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -34,14 +34,27 @@ class Field:
 
     fit: Callable[[Any], Any]
     words: str
+    is_required: bool
 
 
-@functools.cache
+_FIELDS: dict[type[Op], Mapping[str, Field]] = {}
+
+
 def fields_of(kind: type[Op]) -> Mapping[str, Field]:
     """Return the operand and attribute fields of an op class."""
-    hints = typing.get_type_hints(kind)
-    names = (*kind.operand_fields, *kind.attribute_fields)
-    return {name: Field(_fitter(hints[name]), _describe(hints[name])) for name in names}
+    if kind not in _FIELDS:
+        hints = typing.get_type_hints(kind)
+        declared = {field.name: field for field in dataclasses.fields(kind)}
+        _FIELDS[kind] = {
+            name: Field(_fitter(hints[name]), _describe(hints[name]), _is_required(declared[name]))
+            for name in (*kind.operand_fields, *kind.attribute_fields)
+        }
+    return _FIELDS[kind]
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

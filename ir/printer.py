@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import re
@@ -86,17 +85,21 @@ def format_location(loc: Location) -> str:
     return f"loc({quote(loc.file)}:{loc.line}{module})"
 
 
-@functools.cache
-def _default_texts(kind: type[Op]) -> tuple[tuple[str, str | None], ...]:
+_DEFAULTS: dict[type[Op], tuple[tuple[str, str | None], ...]] = {}
+
+
+def default_texts(kind: type[Op]) -> tuple[tuple[str, str | None], ...]:
     """Return the attributes of an op class with the text of their defaults, None if required."""
-    hidden = ("target", "arguments", "keywords", "types") if kind is Aten else ()
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    return tuple(
-        (name, None if (default := fields[name].default) is dataclasses.MISSING else
-         format_literal(default))
-        for name in kind.attribute_fields
-        if name not in hidden
-    )  # fmt: skip
+    found = _DEFAULTS.get(kind)
+    if found is None:
+        hidden = ("target", "types") if kind is Aten else ()
+        defaults = {f.name: f.default for f in dataclasses.fields(kind)}
+        found = _DEFAULTS[kind] = tuple(
+            (name, None if default is dataclasses.MISSING else format_literal(default))
+            for name, default in defaults.items()
+            if name in kind.attribute_fields and name not in hidden
+        )
+    return found
 
 
 class Printer:
@@ -173,7 +176,7 @@ class Printer:
 
     def _attributes(self, op: Op) -> str:
         parts: list[str] = []
-        for name, default in _default_texts(type(op)):
+        for name, default in default_texts(type(op)):
             text = format_literal(getattr(op, name))
             if text != default:
                 parts.append(f"{name} = {text}")
