@@ -13,6 +13,7 @@ import torch._dynamo.exc
 import torch._functorch.config
 import torch._functorch.partitioners
 import torch._guards
+import torch._inductor.config
 import torch._subclasses.fake_tensor
 import torch.fx
 import torch.utils._python_dispatch
@@ -47,6 +48,8 @@ def aot_autograd(
 
     Mutations of inputs stay in the graphs as trailing `copy_`. Saved tensors are chosen by min-cut
     partitioning. Donated buffers are off: they forbid `retain_graph=True`, which eager allows.
+    `fallback_random` keeps random operators whose result is unused, so that the generator moves as
+    in eager.
     """
     compiler = torch._dynamo.backends.common.aot_autograd(
         fw_compiler=forward,
@@ -56,7 +59,10 @@ def aot_autograd(
         decompositions=dict(decompositions),
         keep_inference_input_mutations=True,
     )
-    with torch._functorch.config.patch(donated_buffer=False):
+    with (
+        torch._functorch.config.patch(donated_buffer=False),
+        torch._inductor.config.patch(fallback_random=True),
+    ):
         compiled: Callable[..., Any] = compiler(graph_module, inputs)
     return compiled
 

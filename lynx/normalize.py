@@ -71,15 +71,14 @@ _ALIASES: Mapping[Any, Callable[..., Any]] = {
 
 def normalize(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return the graph with one spelling per operation; the given one is not changed."""
-    renamed = torch.fx.GraphModule(module, torch.fx.Graph())
-    renamed.graph = _copy(module.graph)
-    renamed.meta.update(module.meta)
-    for node in renamed.graph.nodes:
+    graph = _copy(module.graph)
+    for node in graph.nodes:
         if node.op == "call_method" and _is_renamable(node):
             node.op, node.target = "call_function", getattr(torch, node.target)
         elif node.op == "call_function":
             node.target = _spelling(node)
-    renamed.recompile()
+    renamed = torch.fx.GraphModule(module, graph)
+    renamed.meta.update(module.meta)
     return renamed
 
 

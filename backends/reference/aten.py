@@ -13,7 +13,7 @@ from lynx.ir.call import Call
 from lynx.ir.core import Foreign
 from lynx.ir.errors import CompileError
 from lynx.ir.ops.aten import Aten, Resource, Symbolic
-from lynx.ir.types import DType
+from lynx.ir.types import DType, OpaqueType
 
 from .dtypes import torch_dtype
 from .registry import means
@@ -23,7 +23,8 @@ from .registry import means
 def call_aten(op: Aten) -> Call:
     """Call the operator that the name stands for."""
     function = target_function(op.target)
-    if len(op.results) != 1 or op.target.startswith("higher_order."):
+    whole = len(op.types) == 1 and op.types[0] == OpaqueType("object")
+    if len(op.types) != 1 or (op.target.startswith("higher_order.") and not whole):
         function = functools.partial(_call_flat, function)
     return Call(
         function,

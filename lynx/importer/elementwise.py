@@ -45,6 +45,7 @@ def _unary(kind: type[Any], *, to_floating: bool) -> Callable[..., Imported]:
     return rule
 
 
+_kind: type[Any]
 for _kind in _SAME:
     RULES[f"aten.{_kind.name}.default"] = _unary(_kind, to_floating=False)
 for _kind in _TO_FLOAT:
@@ -235,7 +236,7 @@ def addc(context: Context, x: Value, a: Value, b: Value, value: Any = 1) -> Impo
     factor = coefficient(value)
     if factor is None:
         return Decline(f"a coefficient {value} that is no float")
-    kind = arithmetic.Addcmul if "addcmul" in context.target else arithmetic.Addcdiv
+    kind: type[Any] = arithmetic.Addcmul if "addcmul" in context.target else arithmetic.Addcdiv
     operands = promoted(context, (x, a, b), result_type((x, a, b)))
     return context.emit(kind(*operands, value=factor))
 

@@ -1,4 +1,4 @@
-"""What compiled functions promise beyond values: mutation, aliasing, strides, randomness, autograd."""
+"""What compiled functions promise beyond values: mutation, aliasing, strides, RNG, autograd."""
 
 from __future__ import annotations
 
@@ -93,6 +93,9 @@ def randn(*shape: int, grad: bool = False) -> torch.Tensor:
 class Pair:
     first: torch.Tensor
     second: dict[str, torch.Tensor]
+
+
+torch.utils._pytree.register_dataclass(Pair)
 
 
 def in_place_on_input(x: torch.Tensor) -> torch.Tensor:
