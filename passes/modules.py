@@ -13,6 +13,7 @@ from lynx.ir.printer import print_graph
 from lynx.ir.program import Program
 from lynx.ir.program_text import print_program
 from lynx.ir.program_verifier import verify_program
+from lynx.ir.program_verifier import verify_program
 from lynx.ir.verifier import verify
 
 
@@ -29,10 +30,11 @@ def verify_module(module: Any, before: Any = None) -> None:
     `before` is a module that has been verified; what both share is not checked again.
     """
     known = before.graph if isinstance(before, Program) else before
+    known = known if isinstance(known, Graph) else None
     if isinstance(module, Program):
-        verify_program(module, known=known if isinstance(known, Graph) else None)
-    elif isinstance(module, Graph):
-        verify(module, known=known if isinstance(known, Graph) else None)
+        verify_program(module, known=known)
+    elif isinstance(module, Graph) and module is not known:
+        verify(module, known=known)
 
 
 def diff_modules(before: Any, after: Any) -> str:
