@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tools.compare import BACKEND, assert_same, assert_same_gradients
+from tests.tools.compare import assert_same, assert_same_gradients, compiled
 
 transformers = pytest.importorskip("transformers")
 families = pytest.importorskip("tests.models.families")
@@ -36,9 +36,8 @@ def _clean(monkeypatch: pytest.MonkeyPatch, record_property: Callable[..., None]
     torch._dynamo.reset()
 
 
-def compiled(model: Any) -> Any:
-    """Return a compiled copy of a model."""
-    return torch.compile(copy.deepcopy(model), backend=BACKEND)
+def compiled_copy(model: Any) -> Any:
+    return compiled(copy.deepcopy(model))
 
 
 def inputs_of(name: str, batch: int = 2, second: bool = False) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def train(model: Any, inputs: dict[str, Any], seed: int = 2) -> dict[str, Any]:
 
 def assert_trains_alike(model: Any, inputs: dict[str, Any]) -> None:
     """Compare one step: output, loss, every gradient, buffers, and the random numbers used."""
-    ours = compiled(model)
+    ours = compiled_copy(model)
     expected = train(model, inputs)
     actual = train(ours, inputs)
     assert_same(actual, expected)
@@ -82,13 +81,13 @@ def test_inference(name: str) -> None:
     model = build(name).eval()
     inputs = inputs_of(name)
     with torch.no_grad():
-        assert_same(compiled(model)(**inputs), model(**inputs))
+        assert_same(compiled_copy(model)(**inputs), model(**inputs))
 
 
 @pytest.mark.parametrize("name", some(AT_ANOTHER_SIZE))
 def test_inference_at_another_size(name: str) -> None:
     model = build(name).eval()
-    ours = compiled(model)
+    ours = compiled_copy(model)
     for second in (False, True):
         inputs = inputs_of(name, batch=3 if second else 2, second=second)
         with torch.no_grad():
@@ -104,7 +103,7 @@ def test_training_with_attention_written_out(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_generation_step_by_step(name: str) -> None:
     model = build(name).eval()
-    ours = compiled(model)
+    ours = compiled_copy(model)
     first = inputs_of(name)
     del first["labels"]
     results = []
@@ -158,7 +157,7 @@ def test_activation_checkpointing(name: str) -> None:
 def test_autocast(name: str) -> None:
     model = build(name).train()
     inputs = {**inputs_of(name), **without_cache(name)}
-    ours = compiled(model)
+    ours = compiled_copy(model)
     with torch.autocast("cpu", torch.bfloat16):
         expected, actual = train(model, inputs), train(ours, inputs)
     assert_same(actual, expected)
@@ -168,7 +167,7 @@ def test_autocast(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_several_steps_with_an_optimizer(name: str) -> None:
     model = build(name).train()
-    ours = compiled(model)
+    ours = compiled_copy(model)
     inputs = {**inputs_of(name), **without_cache(name)}
     losses: list[list[float]] = []
     for runner in (ours, model):

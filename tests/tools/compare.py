@@ -7,10 +7,15 @@ from typing import Any
 
 import torch
 
-BACKEND = "aot_eager"
+BACKEND = "lynx"
 RELATIVE = 1e-3
 # Of the largest value of a tensor: an element may be off by this much.
 ABSOLUTE = 1e-4
+
+
+def compiled(function: Any, **keywords: Any) -> Any:
+    """Compile with Lynx, told to raise where it would otherwise go on in eager."""
+    return torch.compile(function, backend=BACKEND, options={"strict": True}, **keywords)
 
 
 def leaves_of(value: Any, path: str = "result") -> Iterator[tuple[str, Any]]:
