@@ -13,7 +13,6 @@ from lynx.ir.printer import print_graph
 from lynx.ir.program import Program
 from lynx.ir.program_text import print_program
 from lynx.ir.program_verifier import verify_program
-from lynx.ir.program_verifier import verify_program
 from lynx.ir.verifier import verify
 
 

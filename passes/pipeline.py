@@ -169,6 +169,7 @@ class _Reader:
             raise self._syntax_error(error) from None
         passes: list[Pass] = []
         for step in tree.children:
+            assert isinstance(step, Tree), step
             passes += self._step(step)
         return Pipeline(tuple(passes))
 
@@ -208,9 +209,9 @@ class _Reader:
             assert isinstance(key, Token), key
             self._check_option(name, key, fields, given)
             given[fields[key].name] = self._value(f"{name}.{key}", hints[fields[key].name], value)
-        for key, field in fields.items():
+        for option_name, field in fields.items():
             if field.name not in given and _default(field) is dataclasses.MISSING:
-                message = f"pass '{name}' needs the option '{key}'"
+                message = f"pass '{name}' needs the option '{option_name}'"
                 raise self.error("missing-option", message, line, column)
         try:
             return (kind(**given),)

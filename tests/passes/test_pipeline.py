@@ -34,6 +34,7 @@ from lynx.passes import (
     parse_pipeline,
 )
 from lynx.passes.decompose import Decompose
+from tests.conftest import run_file
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,15 @@ def test_reproducer_runs_as_a_test(tmp_path: Path) -> None:
     with pytest.raises(InternalError) as again:
         pipeline.run(chain(), observers=[Reproducer(tmp_path)])
     assert again.value.reproducer != caught.value.reproducer
+
+
+def test_reproducers_can_be_collected(tmp_path: Path) -> None:
+    error = InternalError("pass-failed", "boom\nbang")
+    Reproducer(tmp_path).failed("dce,cse", chain(), error)
+    path = Path(error.reproducer or "")
+    text = path.read_text()
+    assert text.splitlines()[1] == "// error[pass-failed]: boom bang"
+    assert run_file(path, text) == []
 
 
 def test_a_failing_observer_does_not_hide_the_failure(tmp_path: Path) -> None:
