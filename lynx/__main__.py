@@ -80,7 +80,7 @@ def _opt(options: argparse.Namespace) -> None:
     result = pipeline.run(graph, pass_context(graph), observers)
     print(print_module(result, locations=not options.no_locations), end="")
     if options.time:
-        print(timer, file=sys.stderr)
+        print(timer.table(), file=sys.stderr)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     expected, _ = evaluate(graph, inputs)
     program = parse_pipeline(options.pipeline).run(graph, pass_context(graph))
-    executable = build(program, call_of, resources=graph.resources)
+    executable = build(program, call_of, resources=program.resources)
     if options.source:
         print(executable.source)
     torch.manual_seed(options.seed)

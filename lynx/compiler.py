@@ -57,7 +57,7 @@ def _compile(
     record.program = program
     record.remarks = context.remarks
     middle = time.perf_counter()
-    record.executable = build(program, call_of, resources=graph.resources)
+    record.executable = build(program, call_of, resources=program.resources)
     record.seconds["build"] = time.perf_counter() - middle
     record.seconds["total"] = time.perf_counter() - start
     _report(record, settings, observers)
@@ -96,7 +96,7 @@ def _report(record: CompiledGraph, settings: Settings, observers: Sequence[Obser
         print(line, file=sys.stderr)
     for observer in observers:
         if isinstance(observer, Timer):
-            print(observer, file=sys.stderr)
+            print(observer.table(), file=sys.stderr)
     if settings.debug >= 4:
         print(record.executable.source, file=sys.stderr)
     log.debug("compiled %s", record.name)

@@ -31,7 +31,7 @@ _TO_FLOAT = tuple(
     kind
     for kind in vars(math).values()
     if inspect.isclass(kind) and issubclass(kind, Op) and kind.name
-    if kind not in (*_SAME, math.Round, math.Square)
+    if kind not in (*_SAME, math.Round, math.Square, math.NanToNum)
 )
 """Unary ops that convert integers to the default floating type first."""
 
@@ -70,6 +70,19 @@ def square(context: Context, x: Value) -> Imported:
     if x.tensor_type.dtype is DType.BOOL:
         return Decline("the square of truth values is an integer")
     return context.emit(math.Square(x))
+
+
+@imports("aten.nan_to_num.default")
+def nan_to_num(
+    context: Context,
+    x: Value,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Imported:
+    """Replace what is not finite."""
+    replacement = 0.0 if nan is None else float(nan)
+    return context.emit(math.NanToNum(x, replacement, posinf, neginf))
 
 
 @imports("aten.round.default", "aten.round.decimals")

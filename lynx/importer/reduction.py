@@ -245,6 +245,8 @@ def _norm(
 ) -> Imported:
     if isinstance(order, complex | Value):
         return Decline("the order of the norm is no plain number")
+    if not x.shape:
+        return Decline("the norm of a 0-dim tensor depends on how its dimensions are given")
     dtype = needed(x, dtype, totals=False)
     return context.emit(ops.VectorNorm(x, reduced(x, dims), keepdim, float(order), dtype))
 
