@@ -47,6 +47,9 @@ class Timer(Observer):
         row = Timing(step.name, seconds, count_ops(before), count_ops(after), after is not before)
         self.timings.append(row)
 
+    def __str__(self) -> str:
+        return self.table()
+
     def table(self) -> str:
         """Return the table of passes: milliseconds, ops before and after, and what changed."""
         width = max([len("total"), *(len(row.name) for row in self.timings)])
