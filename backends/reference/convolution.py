@@ -24,6 +24,7 @@ from lynx.ir.ops.pooling import (
 )
 
 from .registry import aten, means
+from .strides import contiguous_only
 
 
 @means(Convolution)
@@ -107,7 +108,7 @@ def max_pool(op: MaxPool) -> Call:
     """Call the operator for two or three dimensions."""
     dilation = op.dilation or (1,) * len(op.kernel)
     name = f"max_pool{len(op.kernel)}d_with_indices"
-    return aten(name, op.x, *_windows(op), dilation, op.ceil_mode)
+    return contiguous_only(aten(name, op.x, *_windows(op), dilation, op.ceil_mode))
 
 
 @means(MaxPoolBackward)
@@ -115,14 +116,18 @@ def max_pool_backward(op: MaxPoolBackward) -> Call:
     """Call the operator for two or three dimensions."""
     dilation = op.dilation or (1,) * len(op.kernel)
     name = f"max_pool{len(op.kernel)}d_with_indices_backward"
-    return aten(name, op.grad, op.x, *_windows(op), dilation, op.ceil_mode, op.places)
+    return contiguous_only(
+        aten(name, op.grad, op.x, *_windows(op), dilation, op.ceil_mode, op.places)
+    )
 
 
 @means(AveragePool)
 def average_pool(op: AveragePool) -> Call:
     """Call the operator for two or three dimensions."""
     name = f"avg_pool{len(op.kernel)}d"
-    return aten(name, op.x, *_windows(op), op.ceil_mode, op.counts_padding, op.divisor)
+    return contiguous_only(
+        aten(name, op.x, *_windows(op), op.ceil_mode, op.counts_padding, op.divisor)
+    )
 
 
 @means(AveragePoolBackward)
@@ -130,7 +135,9 @@ def average_pool_backward(op: AveragePoolBackward) -> Call:
     """Call the operator for two or three dimensions."""
     name = f"avg_pool{len(op.kernel)}d_backward"
     windows = _windows(op)
-    return aten(name, op.grad, op.x, *windows, op.ceil_mode, op.counts_padding, op.divisor)
+    return contiguous_only(
+        aten(name, op.grad, op.x, *windows, op.ceil_mode, op.counts_padding, op.divisor)
+    )
 
 
 @means(AdaptiveAveragePool)

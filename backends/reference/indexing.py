@@ -21,6 +21,7 @@ from lynx.ir.ops.sorting import Histogram, KthValue, Median, Mode, SearchSorted,
 
 from .elementwise import exact
 from .registry import aten, means
+from .strides import copying
 
 
 @means(Embedding)
@@ -117,19 +118,22 @@ def index_copy(op: IndexCopy) -> Call:
 def index_fill(op: IndexFill) -> Call:
     """Call the overload for a tensor or for a number."""
     overload = "int_Tensor" if isinstance(op.value, Value) else "int_Scalar"
-    return aten("index_fill", op.x, op.dim, op.index, op.value, overload=overload)
+    call = aten("index_fill", op.x, op.dim, op.index, op.value, overload=overload)
+    return copying(call, getattr(torch.ops.aten.index_fill_, overload))
 
 
 @means(IndexPut)
 def index_put(op: IndexPut) -> Call:
     """Call the operator of the same name."""
-    return aten("index_put", op.x, op.indices, op.values, op.accumulate)
+    call = aten("index_put", op.x, op.indices, op.values, op.accumulate)
+    return copying(call, torch.ops.aten.index_put_.default)
 
 
 @means(Put)
 def put(op: Put) -> Call:
     """Call the operator of the same name."""
-    return aten("put", op.x, op.index, op.source, op.accumulate)
+    call = aten("put", op.x, op.index, op.source, op.accumulate)
+    return copying(call, torch.ops.aten.put_.default)
 
 
 @means(Sort)

@@ -25,6 +25,7 @@ from lynx.ir.ops.loss import (
 )
 
 from .registry import aten, means
+from .strides import contiguous_only, contiguous_operands, without_out
 
 
 def _code(reduction: str) -> int:
@@ -42,7 +43,8 @@ def _shape_of_loss(op: PairLoss | PairLossBackward) -> tuple[Any, ...]:
 @means(MseLoss, SmoothL1Loss, HuberLoss, SoftMarginLoss)
 def pair_loss(op: PairLoss) -> Call:
     """Call the operator of the same name."""
-    return aten(op.name, op.x, op.target, _code(op.reduction), *_shape_of_loss(op))
+    call = aten(op.name, op.x, op.target, _code(op.reduction), *_shape_of_loss(op))
+    return call if op.reduction == "none" else without_out(call)
 
 
 @means(MseLossBackward, SmoothL1LossBackward, HuberLossBackward, SoftMarginLossBackward)
@@ -55,7 +57,8 @@ def pair_loss_backward(op: PairLossBackward) -> Call:
 @means(BinaryCrossEntropy)
 def binary_cross_entropy(op: BinaryCrossEntropy) -> Call:
     """Call the operator of the same name."""
-    return aten("binary_cross_entropy", op.x, op.target, op.weight, _code(op.reduction))
+    call = aten("binary_cross_entropy", op.x, op.target, op.weight, _code(op.reduction))
+    return call if op.reduction == "none" else without_out(call)
 
 
 @means(BinaryCrossEntropyBackward)
@@ -77,7 +80,8 @@ def binary_cross_entropy_logits(op: BinaryCrossEntropyLogits) -> Call:
 def nll_loss(op: NllLoss) -> Call:
     """Call the operator for vectors, or the one for images."""
     name = "nll_loss_forward" if op.x.tensor_type.rank < 3 else "nll_loss2d_forward"
-    return aten(name, op.x, op.target, op.weight, _code(op.reduction), op.ignore)
+    call = aten(name, op.x, op.target, op.weight, _code(op.reduction), op.ignore)
+    return contiguous_only(call)
 
 
 @means(NllLossBackward)
@@ -85,4 +89,5 @@ def nll_loss_backward(op: NllLossBackward) -> Call:
     """Call the operator for vectors, or the one for images."""
     name = "nll_loss_backward" if op.x.tensor_type.rank < 3 else "nll_loss2d_backward"
     code = _code(op.reduction)
-    return aten(name, op.grad, op.x, op.target, op.weight, code, op.ignore, op.total_weight)
+    call = aten(name, op.grad, op.x, op.target, op.weight, code, op.ignore, op.total_weight)
+    return contiguous_only(contiguous_operands(call))

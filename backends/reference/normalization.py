@@ -13,6 +13,7 @@ from lynx.ir.dims import product
 from lynx.ir.ops import normalization
 
 from .registry import aten, means
+from .strides import contiguous_only
 
 
 @means(normalization.LayerNorm)
@@ -176,11 +177,14 @@ def batch_norm(op: normalization.BatchNorm) -> Call:
     running = (op.running_mean, op.running_var)
     numbers = (op.momentum, op.eps)
     if not op.training:
-        return aten("_native_batch_norm_legit_no_training", *affine, *running, *numbers)
+        call = aten("_native_batch_norm_legit_no_training", *affine, *running, *numbers)
+        return contiguous_only(call)
     if op.running_mean is None:
-        return aten("_native_batch_norm_legit", *affine, True, *numbers, overload="no_stats")
+        call = aten("_native_batch_norm_legit", *affine, True, *numbers, overload="no_stats")
+        return contiguous_only(call)
     call = aten("_native_batch_norm_legit_functional", *affine, *running, True, *numbers)
-    return dataclasses.replace(call, out=_batch_norm_out, out_names=_BATCH_NORM_RESULTS)
+    call = dataclasses.replace(call, out=_batch_norm_out, out_names=_BATCH_NORM_RESULTS)
+    return contiguous_only(call)
 
 
 @means(normalization.BatchNormBackward)

@@ -12,6 +12,7 @@ from lynx.ir.types import DType
 
 from .dtypes import torch_dtype
 from .registry import aten, means
+from .strides import contiguous_only
 
 
 def _dtype(dtype: DType | None) -> torch.dtype | None:
@@ -159,7 +160,7 @@ def cumulative(op: scan.Scan) -> Call:
 @means(softmax.Softmax, softmax.LogSoftmax)
 def softmax_(op: softmax.Softmax) -> Call:
     """Call `_softmax` or `_log_softmax`, without conversion."""
-    return aten(f"_{op.name}", op.x, op.dim, False)
+    return contiguous_only(aten(f"_{op.name}", op.x, op.dim, False))
 
 
 @means(softmax.SafeSoftmax)
@@ -172,4 +173,4 @@ def safe_softmax(op: softmax.SafeSoftmax) -> Call:
 def softmax_backward(op: softmax.SoftmaxBackward) -> Call:
     """Call `_softmax_backward_data` or `_log_softmax_backward_data`."""
     dtype = torch_dtype(op.result.tensor_type.dtype)
-    return aten(f"_{op.name}_data", op.grad, op.result, op.dim, dtype)
+    return contiguous_only(aten(f"_{op.name}_data", op.grad, op.result, op.dim, dtype))
