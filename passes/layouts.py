@@ -187,16 +187,18 @@ def is_dense(shape: tuple[Dim, ...], strides: Strides) -> bool:
 def chosen_strides(op: Op, type_: TensorType, known: Known, wanted: Strides | None) -> Strides:
     """Return the layout in which an op shall write a result.
 
-    What the caller wants, if it is dense; otherwise for elementwise ops the order of dimensions of
-    the first operand of the full shape, and row-major for all others.
+    An elementwise op writes what the caller wants, if it is dense, or else the order of dimensions
+    of the first operand of the full shape. All others write row-major: kernels of torch with an
+    `out` form exist that ignore its strides (`log_softmax` on CPU).
     """
+    if not op.is_elementwise:
+        return contiguous_strides(type_.shape)
     if wanted is not None and is_dense(type_.shape, wanted):
         return wanted
-    if op.is_elementwise:
-        for operand in op.operands:
-            strides = _full_strides(operand, type_, known)
-            if strides is not None:
-                return strides
+    for operand in op.operands:
+        strides = _full_strides(operand, type_, known)
+        if strides is not None:
+            return strides
     return contiguous_strides(type_.shape)
 
 

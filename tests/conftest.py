@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from lynx.ir import LynxError, TextError, differences, parse_module, print_graph, verify
+from lynx.ir.program import Program
+from lynx.ir.program_text import print_program
 from lynx.pass_context import pass_context
-from lynx.passes import parse_pipeline, print_module
+from lynx.passes import parse_pipeline
 from tests.filecheck_runner import has_checks, mismatch
 
 _RUN = re.compile(r"// RUN: (\S.*)")
@@ -113,10 +115,8 @@ def run_chunk(path: Path, text: str, pipeline: str) -> list[str]:
             verify(graph)
         if pipeline not in ("parse", "verify"):
             result = parse_pipeline(pipeline).run(graph, pass_context(graph))
-        is_graph = type(result) is type(graph)
-        texts.append(
-            print_graph(result, locations="loc(" in text) if is_graph else print_module(result)
-        )
+        show: Any = print_program if isinstance(result, Program) else print_graph
+        texts.append(show(result, locations="loc(" in text))
     return texts
 
 
