@@ -35,7 +35,7 @@ def pass_context(graph: Graph) -> PassContext:
 
 def constant_info(tensor: torch.Tensor) -> ConstantInfo:
     """Describe a concrete tensor: its uniform value if it has one, a digest, and its bytes."""
-    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    dense = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     data = dense.reshape(-1).view(torch.uint8)
     header = f"{dense.dtype} {tuple(dense.shape)} {tensor.device}".encode()
     digest = hashlib.sha256(header + data.numpy().tobytes()).hexdigest()
