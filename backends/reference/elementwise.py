@@ -16,12 +16,15 @@ from lynx.ir.types import DType, TensorType
 
 from .dtypes import torch_dtype
 from .registry import aten, means
+from .strides import contiguous_only
 
 _MATH = tuple(
     kind
     for kind in vars(elementwise_math).values()
     if isinstance(kind, type) and issubclass(kind, Unary) and kind.name
 )
+
+_WITH_OWN_RULE = (elementwise_math.Round, elementwise_math.Square, elementwise_math.NanToNum)
 
 
 def is_tensor(operand: object) -> bool:
@@ -35,7 +38,7 @@ def exact(number: float, dtype: DType) -> float:
 
 
 @means(
-    *(k for k in _MATH if k not in (elementwise_math.Round, elementwise_math.Square)),
+    *(kind for kind in _MATH if kind not in _WITH_OWN_RULE),
     elementwise_compare.LogicalNot,
     elementwise_compare.BitwiseNot,
     elementwise_compare.IsInf,
@@ -50,7 +53,7 @@ def unary(op: Unary) -> Call:
     return aten(op.name, op.x)
 
 
-def _square_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+def _square_out(x: torch.Tensor, *, out: torch.Tensor) -> Any:
     return torch.ops.aten.pow.Tensor_Scalar_out(x, 2, out=out)
 
 
@@ -60,7 +63,7 @@ def square(op: elementwise_math.Square) -> Call:
     return Call(torch.ops.aten.square.default, (op.x,), out=_square_out)
 
 
-def _isnan_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+def _isnan_out(x: torch.Tensor, *, out: torch.Tensor) -> Any:
     return torch.ops.aten.ne.Tensor_out(x, x, out=out)
 
 
@@ -70,7 +73,7 @@ def isnan(op: elementwise_compare.IsNan) -> Call:
     return Call(torch.ops.aten.isnan.default, (op.x,), out=_isnan_out)
 
 
-def _relu_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+def _relu_out(x: torch.Tensor, *, out: torch.Tensor) -> Any:
     return torch.ops.aten.clamp_min.out(x, 0, out=out)
 
 
@@ -78,6 +81,12 @@ def _relu_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
 def relu(op: activation.Relu) -> Call:
     """Call `relu`, which torch computes as `clamp_min`."""
     return Call(torch.ops.aten.relu.default, (op.x,), out=_relu_out)
+
+
+@means(elementwise_math.NanToNum)
+def nan_to_num(op: elementwise_math.NanToNum) -> Call:
+    """Call `nan_to_num`."""
+    return aten("nan_to_num", op.x, op.nan, op.posinf, op.neginf)
 
 
 @means(elementwise_math.Round)
@@ -213,9 +222,9 @@ def where(op: elementwise_arithmetic.Where) -> Call:
     """Call the form for tensors, in which a literal number becomes a 0-dim tensor."""
     dtype = op.common_dtype()
     x, y = _as_tensor(op.x, dtype), _as_tensor(op.y, dtype)
-    sides = {(True, True): "self", (False, True): "ScalarSelf", (True, False): "ScalarOther"}
-    known = tuple(is_tensor(side) or isinstance(side, torch.Tensor) for side in (x, y))
-    return aten("where", op.condition, x, y, overload=sides[known])
+    first, second = (is_tensor(side) or isinstance(side, torch.Tensor) for side in (x, y))
+    overload = "ScalarSelf" if not first else "self" if second else "ScalarOther"
+    return aten("where", op.condition, x, y, overload=overload)
 
 
 @means(elementwise_arithmetic.Clamp)
@@ -226,7 +235,7 @@ def clamp(op: elementwise_arithmetic.Clamp) -> Call:
 
 
 @means(elementwise_arithmetic.Addcmul, elementwise_arithmetic.Addcdiv)
-def addc(op: elementwise_arithmetic.Addcmul | elementwise_arithmetic.Addcdiv) -> Call:
+def addc(op: Any) -> Call:
     """Call the operator of the same name."""
     return aten(op.name, op.x, op.a, op.b, value=exact(op.value, op.common_dtype()))
 
@@ -238,7 +247,7 @@ def lerp(op: elementwise_arithmetic.Lerp) -> Call:
     return aten("lerp", op.x, op.end, op.weight, overload=overload)
 
 
-def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _cast(x: torch.Tensor, dtype: torch.dtype) -> Any:
     return torch.ops.aten._to_copy.default(x, dtype=dtype)
 
 
@@ -252,7 +261,7 @@ def cast(op: elementwise_arithmetic.Cast) -> Call:
     return Call(_cast, (op.x, torch_dtype(op.dtype)), out=_cast_out)
 
 
-def _copy(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+def _copy(x: torch.Tensor, memory_format: torch.memory_format) -> Any:
     return torch.ops.aten.clone.default(x, memory_format=memory_format)
 
 
@@ -271,7 +280,7 @@ def copy(op: elementwise_arithmetic.Copy) -> Call:
 @means(activation.Gelu)
 def gelu(op: activation.Gelu) -> Call:
     """Call `gelu`."""
-    return aten("gelu", op.x, approximate=op.approximate)
+    return contiguous_only(aten("gelu", op.x, approximate=op.approximate))
 
 
 @means(activation.LeakyRelu)
@@ -307,7 +316,7 @@ def threshold(op: activation.Threshold) -> Call:
 @means(activation.LogSigmoid)
 def log_sigmoid(op: activation.LogSigmoid) -> Call:
     """Call the form that returns the buffer too."""
-    return aten("log_sigmoid_forward", op.x)
+    return contiguous_only(aten("log_sigmoid_forward", op.x))
 
 
 @means(activation.Prelu)

@@ -341,6 +341,18 @@ class Digamma(Unary, name="digamma"):
     accepts: ClassVar[str] = "f"
 
 
+class NanToNum(Unary, name="nan_to_num"):
+    """Replace NaN and infinities by numbers; none for an infinity is the greatest finite number.
+
+    %y = nan_to_num %x {nan = 0.0} : f32[4, 8]
+    """
+
+    accepts: ClassVar[str] = "bif"
+    nan: float = 0.0
+    posinf: float | None = None
+    neginf: float | None = None
+
+
 class Round(Unary, name="round"):
     """Round half to even, to a number of decimals (a negative one counts from the point left).
 

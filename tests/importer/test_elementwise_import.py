@@ -67,7 +67,16 @@ UNARY = (
     *("atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma", "logical_not"),
     *("bitwise_not", "isnan", "isinf", "signbit", "positive", "lift_fresh_copy", "clone"),
     *("silu", "relu", "relu6", "hardswish", "hardsigmoid", "mish", "gelu", "leaky_relu", "elu"),
-    *("celu", "selu", "softplus", "hardtanh", "log_sigmoid_forward", "alias", "detach"),
+    *(
+        "celu",
+        "selu",
+        "softplus",
+        "hardtanh",
+        "log_sigmoid_forward",
+        "alias",
+        "detach",
+        "nan_to_num",
+    ),
 )
 TORCHS_OWN = {
     ("square", torch.bool),
@@ -258,6 +267,8 @@ def test_conversions() -> None:
         ("leaky_relu", {"negative_slope": 0.3}),
         ("elu", {"alpha": 2, "scale": 0.5, "input_scale": 1.5}),
         ("celu", {"alpha": 0.7}),
+        ("nan_to_num", {"nan": 1.5, "posinf": 100.0}),
+        ("nan_to_num", {"neginf": -0.5}),
         ("softplus", {"beta": 3, "threshold": 1.5}),
         ("hardtanh", {"min_val": 0, "max_val": 6}),
         ("threshold", {"threshold": 0.2, "value": 3}),

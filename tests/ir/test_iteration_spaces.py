@@ -371,3 +371,49 @@ def test_missing_options_are_listed() -> None:
         if all(has_sums(result.type) for result in sample.op.results):
             for line in free_operands(key):
                 print(line)
+
+
+def key_of(name: str) -> str:
+    return next(key for key, sample in SAMPLES.items() if sample.op.name == name)
+
+
+def claim(monkeypatch: pytest.MonkeyPatch, name: str, **changed: Any) -> tuple[str, IterationSpace]:
+    """Make the first sample of an op claim something else of all its factors, or of linearity."""
+    key = key_of(name)
+    op = SAMPLES[key].op
+    space = op.space()
+    assert space is not None
+    linear = changed.pop("linear", space.linear)
+    factors = tuple(dataclasses.replace(factor, **changed) for factor in space.factors)
+    wrong = IterationSpace(factors, space.operands, space.results, linear)
+    monkeypatch.setattr(type(op), "space", lambda self: wrong)
+    return key, wrong
+
+
+def test_a_wrong_parallel_claim_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_space = SAMPLES[key_of("softmax")].op.space()
+    assert true_space is not None
+    (along,) = true_space.of_kind(FactorKind.OPAQUE)
+    key, wrong = claim(monkeypatch, "softmax", kind=FactorKind.PARALLEL)
+    factor = wrong.factor(along.name)
+    with pytest.raises(AssertionError):
+        check_parallel(key, factor, 2)
+
+
+def test_a_wrong_reduction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, wrong = claim(monkeypatch, "amax", combine="sum")
+    (factor,) = wrong.of_kind(FactorKind.REDUCTION)
+    with pytest.raises(AssertionError):
+        check_reduction(key, factor, 2)
+
+
+def test_a_wrong_linear_claim_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, _ = claim(monkeypatch, "exp", linear=((0,),))
+    with pytest.raises(AssertionError):
+        check_linear(key, SAMPLES[key], (0,))
+
+
+def test_a_wrong_size_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, _ = claim(monkeypatch, "tanh", size=2)
+    with pytest.raises(AssertionError):
+        test_sizes_agree_with_factors(key)

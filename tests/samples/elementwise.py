@@ -39,6 +39,7 @@ def _unary() -> list[Sample]:
     integers = tensor(4, 3, dtype=I64)
     samples += [
         Sample(math.Round(tensor(5), decimals=1)),
+        Sample(math.NanToNum(tensor(5), 1.0, 2.0, None)),
         Sample(math.Absolute(integers)),
         Sample(math.Negate(integers)),
         Sample(math.Square(tensor(6, dtype=BF16))),
