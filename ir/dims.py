@@ -25,7 +25,7 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
 
     @classmethod
     def eval(cls, dividend: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
-        """Simplify `x // 1`, integers, and exact divisions by a common factor."""
+        """Simplify `x // 1` and integers, and take multiples of the divisor out of a sum."""
         if divisor == 1:
             return dividend
         if dividend.is_Integer and divisor.is_Integer and divisor != 0:
@@ -33,10 +33,30 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
         if dividend == 0:
             return sympy.Integer(0)
         if divisor.is_Integer and divisor != 0:
-            quotient = sympy.expand(dividend / divisor)
-            if all(term.as_coeff_Mul()[0].is_Integer for term in sympy.Add.make_args(quotient)):
-                return quotient
+            return _take_out_multiples(cls, dividend, int(divisor))
         return None
+
+
+def _take_out_multiples(
+    division: type[FloorDiv], dividend: sympy.Expr, divisor: int
+) -> sympy.Expr | None:
+    """Return `a + b // d` for `(a*d + b) // d`, so that equal sizes look the same; None if a is 0.
+
+    A constant left in `b` lies between 0 and `d`.
+    """
+    whole: list[sympy.Expr] = []
+    rest: list[sympy.Expr] = []
+    for term in sympy.Add.make_args(sympy.expand(dividend)):
+        coefficient, factor = term.as_coeff_Mul()
+        quotient, remainder = (
+            divmod(int(coefficient), divisor) if coefficient.is_Integer else (0, coefficient)
+        )
+        if factor != 1 and remainder != 0:
+            quotient, remainder = 0, coefficient
+        whole.append(quotient * factor)
+        rest.append(remainder * factor)
+    taken = sympy.Add(*whole)
+    return None if taken == 0 else taken + division(sympy.Add(*rest), sympy.Integer(divisor))
 
 
 class Mod(sympy.Function):  # type: ignore[misc]  # sympy has no types

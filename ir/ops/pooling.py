@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lynx.ir.core import Op, Value
-from lynx.ir.dims import Dim, floor_div
+from lynx.ir.dims import Dim, ceil_div, floor_div
 from lynx.ir.space import IndexMap, IterationSpace, Window
 from lynx.ir.types import DType, TensorType
 
@@ -39,9 +39,11 @@ class _Windows:
         span = size + 2 * padding - dilation * (self.kernel[index] - 1) - 1
         if not self.ceil_mode:
             return floor_div(span, stride) + 1
-        if not isinstance(size, int) or not isinstance(span, int):
+        count = ceil_div(span, stride) + 1
+        if padding + stride <= dilation * (self.kernel[index] - 1) + 1:
+            return count
+        if not isinstance(size, int) or not isinstance(count, int):
             raise op.error("symbolic-size", f"cannot round up the number of windows in {size}")
-        count = -(-span // stride) + 1
         # The last window must start inside the input or the padding before it.
         return count - 1 if (count - 1) * stride >= size + padding else count
 

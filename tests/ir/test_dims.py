@@ -160,3 +160,27 @@ def test_equality_of_forms() -> None:
     assert not is_equal(S, T)
     assert floor_div(4 * S, 2) == 2 * S
     assert floor_div(S, 1) == S
+
+
+@pytest.mark.parametrize(
+    ("size", "same"),
+    [
+        (floor_div(S + 5, 2), floor_div(S + 1, 2) + 2),
+        (floor_div(S - 1, 2) + 1, floor_div(S + 1, 2)),
+        (floor_div(4 * S + T - 3, 4), S + floor_div(T + 1, 4) - 1),
+        (floor_div(S + 4, -2), floor_div(S, -2) - 2),
+    ],
+)
+def test_division_takes_out_multiples(size: Dim, same: Dim) -> None:
+    assert size == same
+    for s in range(-7, 8):
+        values = {"s0": s, "s1": 3 * s - 2}
+        assert evaluate(size, values) == evaluate(same, values)
+
+
+@given(st.integers(-20, 20), st.integers(-20, 20), st.integers(-9, 9), st.integers(-6, 6))
+def test_division_of_a_sum(s: int, c: int, factor: int, divisor: int) -> None:
+    if divisor != 0:
+        assert (
+            evaluate(floor_div(factor * S + c, divisor), {"s0": s}) == (factor * s + c) // divisor
+        )
