@@ -25,7 +25,7 @@ from tests.samples import Sample
 from tests.samples.inputs import SAMPLES, draw
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-INTEGER = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+INTEGER = (torch.int64, torch.int8, torch.uint8)
 ALL = (*FLOATING, *INTEGER, torch.bool)
 FEW = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
