@@ -48,7 +48,9 @@ frees: "free" references
 handling: NAME [references]
 """
 
-_KINDS = {kind.word: kind for kind in (Arena, Saved, Fresh, InPlace, Target, View, Dynamic)}
+_KINDS: dict[str, type[Placement]] = {
+    kind.word: kind for kind in (Arena, Saved, Fresh, InPlace, Target, View, Dynamic)
+}
 
 
 def print_program(program: Program, *, locations: bool = True) -> str:
@@ -269,18 +271,16 @@ class _ProgramBuilder(GraphBuilder):
         if strides is None and kind.is_written:
             strides = _usual(value)
         of = tuple(self.value(name) for name in node.references)
-        if issubclass(kind, Arena | Saved):
-            if node.range is None:
-                raise Mistake("bad-placement", f"expected {node.word}[bytes]", node.word)
-            return _in_arena(kind, node, strides)
+        if kind is Arena or kind is Saved:
+            return _in_arena(kind is Saved, node, strides)
         if node.range is not None:
             raise Mistake("bad-placement", f"'{node.word}' takes no range of bytes", node.word)
-        if issubclass(kind, InPlace | Target):
+        if kind is View:
+            return View(strides, of)
+        if kind is InPlace or kind is Target:
             if len(of) != 1:
                 raise Mistake("bad-placement", f"'{node.word}' takes one value", node.word)
-            return kind(strides, of[0])
-        if issubclass(kind, View):
-            return View(strides, of)
+            return InPlace(strides, of[0]) if kind is InPlace else Target(strides, of[0])
         if of:
             raise Mistake("bad-placement", f"'{node.word}' takes no value", node.word)
         return kind(strides)
@@ -319,10 +319,10 @@ def _strides(node: PlacementNode) -> tuple[Dim, ...] | None:
     return None
 
 
-def _in_arena(
-    kind: type[Arena | Saved], node: PlacementNode, strides: tuple[Dim, ...] | None
-) -> Placement:
-    assert node.range is not None, node
+def _in_arena(saved: bool, node: PlacementNode, strides: tuple[Dim, ...] | None) -> Placement:
+    kind = Saved if saved else Arena
+    if node.range is None:
+        raise Mistake("bad-placement", f"expected {node.word}[bytes]", node.word)
     if len(node.range) == 1:
         return kind(strides, node.range[0])
     begin, end = node.range

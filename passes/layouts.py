@@ -16,7 +16,7 @@ from lynx.ir.ops.layout import (
     Squeeze,
     Unsqueeze,
 )
-from lynx.ir.ops.layout_slicing import Select, Slice
+from lynx.ir.ops.layout_slicing import Diagonal, Select, Slice, Unfold
 from lynx.ir.program import same_strides
 from lynx.ir.types import TensorType
 
@@ -67,6 +67,8 @@ def permute_strides(op: Permute, strides: Strides) -> Strides:
 def broadcast_strides(op: Broadcast, strides: Strides) -> Strides:
     """Repeat by a stride of 0; a new dimension of size 1 spans the ones within."""
     x = op.x.shape
+    if not x:
+        return (0,) * len(op.shape)
     first = len(op.shape) - len(x)
     result: list[Dim] = [0] * len(op.shape)
     for index in reversed(range(len(op.shape))):
@@ -108,6 +110,20 @@ def select_strides(op: Select, strides: Strides) -> Strides:
     return (*strides[: op.dim], *strides[op.dim + 1 :])
 
 
+@lays_out(Diagonal)
+def diagonal_strides(op: Diagonal, strides: Strides) -> Strides:
+    """Step along both dimensions at once."""
+    rest = (s for index, s in enumerate(strides) if index not in (op.dim1, op.dim2))
+    return (*rest, simplify(strides[op.dim1] + strides[op.dim2]))
+
+
+@lays_out(Unfold)
+def unfold_strides(op: Unfold, strides: Strides) -> Strides:
+    """Step from window to window, and within one as before."""
+    step = product((strides[op.dim], op.step))
+    return (*strides[: op.dim], step, *strides[op.dim + 1 :], strides[op.dim])
+
+
 @lays_out(Bitcast)
 def bitcast_strides(op: Bitcast, strides: Strides) -> Strides:
     """Keep the strides: the element types have one size."""
@@ -132,7 +148,7 @@ def reshape_strides(op: Reshape, strides: Strides) -> Strides | None:
         same = len(old) == len(new) and all(map(is_equal, old, new))
         return strides if same else contiguous_strides(new)
     result: list[Dim] = [1] * len(new)
-    position = len(new) - 1
+    position: int | None = len(new) - 1
     chunk_size: Dim = 1
     stride: Dim = strides[-1] if strides else 1
     for index in reversed(range(len(old))):
@@ -152,10 +168,12 @@ def reshape_strides(op: Reshape, strides: Strides) -> Strides | None:
 
 
 def _fill_chunk(
-    new: tuple[Dim, ...], result: list[Dim], position: int, size: Dim, stride: Dim
+    new: tuple[Dim, ...], result: list[Dim], position: int | None, size: Dim, stride: Dim
 ) -> int | None:
     """Lay dimensions of the new shape into one chunk; return the next, None if they do not fit."""
     running: Dim = 1
+    if position is None:
+        return None
     while position >= 0 and (_is_below(running, size) or new[position] == 1):
         result[position] = product((running, stride))
         running = product((running, new[position]))

@@ -64,7 +64,7 @@ class Executable:
         weakref.finalize(self, pool.forget, temporary.program)
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
-        """Run the program. What an op raises is raised as it is, and does not hurt the next call."""
+        """Run the program. What an op raises passes through; the next call works."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self._run(args)

@@ -149,14 +149,11 @@ class _Writer:
             prefix = f"{'saved_' if group.saved else ''}{group.device.replace(':', '')}"
             symbols = tuple(free_symbols(_dims_of(group)))
             self._require(symbols, group.buffers[0].value.op)
-            arena = ArenaSource(
-                group,
-                symbols,
-                *(
-                    self.names.unique(f"{prefix}_{role}")
-                    for role in ("block", "take", "give", "tensors", "sizes")
-                ),
+            roles = ("block", "take", "give", "tensors", "sizes")
+            block, take, give, maker, sizes = (
+                self.names.unique(f"{prefix}_{role}") for role in roles
             )
+            arena = ArenaSource(group, symbols, block, take, give, maker, sizes)
             self.arenas.append(arena)
             for index, buffer in enumerate(group.buffers):
                 self._place(arena, index, buffer.value, buffer.placement)

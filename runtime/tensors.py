@@ -22,7 +22,7 @@ def place(
 ) -> torch.Tensor:
     """Return a tensor at a byte offset of a storage, with a version counter of its own."""
     empty = torch.empty(0, dtype=dtype, device=storage.device)
-    return empty.set_(storage, offset // dtype.itemsize, shape, strides)  # type: ignore[call-overload, no-any-return]
+    return empty.set_(storage, offset // dtype.itemsize, shape, strides)
 
 
 def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

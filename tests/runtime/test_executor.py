@@ -25,7 +25,6 @@ from lynx.ir import (
     ScalarType,
     SymbolRange,
     TensorType,
-    Value,
     ops,
     symbol,
 )
@@ -228,9 +227,7 @@ def test_an_error_passes_through_and_leaves_the_program_usable() -> None:
     builder.loc = Location("model.py", 7)
     doubled = builder.emit(ops.Multiply(table, 2.0))
     rows = builder.add(
-        Aten(
-            "aten.index_select.default", (doubled, 0, index), (), (TensorType(DType.F32, (2, 3)),)
-        )
+        Aten("aten.index_select.default", (doubled, 0, index), (), (TensorType(DType.F32, (2, 3)),))
     ).out
     graph = builder.build((builder.emit(ops.Exp(rows)),))
     pool = BlockPool()
@@ -338,9 +335,7 @@ def test_an_effect_may_keep_its_operand() -> None:
     builder.add(Aten("python.log", (first,), (), (), effect=True))
     second = builder.emit(ops.Tanh(builder.emit(ops.Negate(first))))
     graph = builder.build((second,))
-    run = build(
-        compiled(graph), with_functions({"python.log": lambda t: (log.append(t), ())[1]})
-    )
+    run = build(compiled(graph), with_functions({"python.log": lambda t: (log.append(t), ())[1]}))
     given_ = [torch.randn(64, 48) for _ in range(3)]
     for x_ in given_:
         run([x_])
