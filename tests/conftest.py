@@ -1,10 +1,11 @@
 """Collect `.lynx` files as tests.
 
-The first line is `// RUN: ` with a pipeline, or `parse` or `verify`. Each graph of the file is
-parsed, verified and sent through the pipeline alone. A line that ends in `// ERROR(code): text` is
-where that must fail, with this code and a message that contains the text; an error that belongs to
-no op may be expected anywhere in the header or the `return`. What succeeds is printed and compared
-with the CHECK lines. Every graph that parses must print to text that parses to the same.
+The first line is `// RUN: ` with a pipeline, or `parse` or `verify`. Each graph and each program of
+the file is parsed, verified and sent through the pipeline alone. A line that ends in
+`// ERROR(code): text` is where that must fail, with this code and a message that contains the text;
+an error that belongs to no op may be expected anywhere in the header or the `return`. What succeeds
+is printed and compared with the CHECK lines. Whatever is parsed or comes out of the pipeline must
+print to text that parses to the same.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lynx.ir import LynxError, TextError, differences, parse_module, print_graph, verify
+from lynx.ir import Graph, LynxError, TextError, differences, parse_graph, parse_module, print_graph
 from lynx.ir.program import Program
-from lynx.ir.program_text import print_program
+from lynx.ir.program_text import parse_program, print_program
 from lynx.pass_context import pass_context
-from lynx.passes import parse_pipeline
+from lynx.passes import parse_pipeline, verify_module
 from tests.filecheck_runner import has_checks, mismatch
 
 _RUN = re.compile(r"// RUN: (\S.*)")
@@ -107,26 +108,41 @@ def chunks(text: str) -> Iterator[str]:
 
 def run_chunk(path: Path, text: str, pipeline: str) -> list[str]:
     """Return the texts that the graphs of a chunk become."""
+    modules: list[Graph] | list[Program]
+    if text.lstrip().startswith("program"):
+        modules = [parse_program(text, file=str(path), locate=True)]
+    else:
+        modules = parse_module(text, file=str(path), locate=True)
     texts = []
-    for graph in parse_module(text, file=str(path), locate=True):
-        check_round_trip(graph)
-        result: Any = graph
+    for module in modules:
+        check_round_trip(module)
+        result: Any = module
         if pipeline != "parse":
-            verify(graph)
+            verify_module(module)
         if pipeline not in ("parse", "verify"):
-            result = parse_pipeline(pipeline).run(graph, pass_context(graph))
-        show: Any = print_program if isinstance(result, Program) else print_graph
+            graph = module.graph if isinstance(module, Program) else module
+            result = parse_pipeline(pipeline).run(module, pass_context(graph))
+        check_round_trip(result)
         texts.append(show(result, locations="loc(" in text))
     return texts
 
 
-def check_round_trip(graph: Any) -> None:
-    """Raise `LynxTestError` if printing and parsing a graph changes it."""
-    printed = print_graph(graph)
-    (parsed,) = parse_module(printed)
-    if found := differences(graph, parsed):
+def show(module: Graph | Program, *, locations: bool = True) -> str:
+    """Return the text of a graph or a program."""
+    if isinstance(module, Program):
+        return print_program(module, locations=locations)
+    return print_graph(module, locations=locations)
+
+
+def check_round_trip(module: Graph | Program) -> None:
+    """Raise `LynxTestError` if printing and parsing a graph or a program changes it."""
+    printed = show(module)
+    read: Any = parse_program if isinstance(module, Program) else parse_graph
+    parsed = read(printed)
+    graphs = [m.graph if isinstance(m, Program) else m for m in (module, parsed)]
+    if found := differences(*graphs):
         raise LynxTestError(f"the text reads back differently: {found}\n{printed}")
-    if (again := print_graph(parsed)) != printed:
+    if (again := show(parsed)) != printed:
         raise LynxTestError(f"the text is no fixed point:\n{printed}\n{again}")
 
 

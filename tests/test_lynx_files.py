@@ -59,8 +59,6 @@ def test_reports(text: str, problem: str) -> None:
 
 
 def test_an_unreadable_print_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "tests.conftest.print_graph", lambda graph, **_: GRAPH.replace("exp", "neg")
-    )
+    monkeypatch.setattr("tests.conftest.show", lambda graph, **_: GRAPH.replace("exp", "neg"))
     with pytest.raises(LynxTestError, match="reads back differently"):
         run(f"// RUN: parse\n{GRAPH}")
