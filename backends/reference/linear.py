@@ -8,26 +8,33 @@ from lynx.ir.ops.linear import (
     AddMatmul,
     AddMatrixVector,
     AddOuter,
+    AddProduct,
     BatchMatmul,
     Dot,
     Matmul,
+    MatrixProduct,
     MatrixVector,
 )
 
 from .elementwise import exact
 from .registry import aten, means
 
-_PRODUCTS = {Matmul: "mm", BatchMatmul: "bmm", Dot: "dot", MatrixVector: "mv"}
+_PRODUCTS: dict[type[MatrixProduct], str] = {
+    Matmul: "mm",
+    BatchMatmul: "bmm",
+    Dot: "dot",
+    MatrixVector: "mv",
+}
 
 
 @means(*_PRODUCTS)
-def product(op: Matmul | BatchMatmul | Dot | MatrixVector) -> Call:
+def product(op: MatrixProduct) -> Call:
     """Call the product of these ranks."""
     return aten(_PRODUCTS[type(op)], op.a, op.b)
 
 
 @means(AddMatmul, AddBatchMatmul, AddMatrixVector, AddOuter)
-def add_product(op: AddMatmul | AddBatchMatmul | AddMatrixVector | AddOuter) -> Call:
+def add_product(op: AddProduct) -> Call:
     """Call the product with an added term."""
     dtype = op.a.tensor_type.dtype
     return aten(

@@ -42,7 +42,6 @@ from .convolution import (
     Convolution,
     ConvolutionBackwardInput,
     ConvolutionBackwardWeight,
-    Geometry,
 )
 from .elementwise import (
     Binary,
@@ -140,9 +139,6 @@ from .elementwise_math import (
     Tanh,
     Truncate,
 )
-from .factors import (
-    Factors,
-)
 from .factory import (
     Empty,
     Factory,
@@ -185,9 +181,11 @@ from .linear import (
     AddMatmul,
     AddMatrixVector,
     AddOuter,
+    AddProduct,
     BatchMatmul,
     Dot,
     Matmul,
+    MatrixProduct,
     MatrixVector,
 )
 from .loss import (
@@ -308,6 +306,7 @@ __all__ = [
     "AddMatmul",
     "AddMatrixVector",
     "AddOuter",
+    "AddProduct",
     "Addcdiv",
     "Addcmul",
     "AllNonzero",
@@ -379,7 +378,6 @@ __all__ = [
     "Exp",
     "Exp2",
     "Expm1",
-    "Factors",
     "Factory",
     "Flip",
     "Floor",
@@ -391,7 +389,6 @@ __all__ = [
     "Gather",
     "Gelu",
     "GeluBackward",
-    "Geometry",
     "Greater",
     "GreaterEqual",
     "GroupNorm",
@@ -441,6 +438,7 @@ __all__ = [
     "LogicalXor",
     "LowerTriangle",
     "Matmul",
+    "MatrixProduct",
     "MatrixVector",
     "MaxOfAll",
     "MaxPool",

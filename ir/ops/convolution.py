@@ -161,9 +161,9 @@ class Convolution(Op, name="convolution"):
         kernel, size = self.weight.shape[2 + index], self.results[0].shape[2 + index]
         position, offset = f"o{index}", f"k{index}"
         if self.transposed:
-            read = factors.opaque(f"i{index}", self.x.shape[2 + index])
+            rows = factors.opaque(f"i{index}", self.x.shape[2 + index])
             window = factors.opaque(offset, kernel)
-            return read, window, factors.opaque(position, size)
+            return rows, window, factors.opaque(position, size)
         stride, padding = geometry.stride[index], geometry.padding[index]
         written = factors.parallel(position, size)
         if kernel == 1 and stride == 1 and padding == 0 and geometry.end_padding[index] == 0:
@@ -175,10 +175,12 @@ class Convolution(Op, name="convolution"):
     def localized(self, operands: tuple[Value, ...], factor: str, start: Dim, size: Dim) -> Op:
         """Turn rows that lie outside of the input into padding, when cut along a window."""
         if factor == "g":
-            x, weight, *bias = operands
-            given = {"x": x, "weight": weight, "bias": bias[0] if bias else None}
-            return dataclasses.replace(self, **given, groups=_known(self, size))
+            x, weight, *rest = operands
+            bias = rest[0] if rest else None
+            groups = _known(self, size)
+            return dataclasses.replace(self, x=x, weight=weight, bias=bias, groups=groups)
         local = super().localized(operands, factor, start, size)
+        assert isinstance(local, Convolution)
         prefix, place = factor[0], factor[1:]
         if self.transposed or prefix not in "ok" or not place.isdigit():
             return local

@@ -20,16 +20,20 @@ _EACH = ((0,), (1,))
 """A product is linear in either operand."""
 
 
-class Matmul(Op, name="matmul"):
+class MatrixProduct(Op):
+    """Base of products of two tensors over their common axis; linear in each of them."""
+
+    a: Value
+    b: Value
+
+
+class Matmul(MatrixProduct, name="matmul"):
     """Multiply two matrices.
 
         %c = matmul %a, %b : f32[4, 16]
 
     The last axis of `a` contracts with the first axis of `b`.
     """
-
-    a: Value
-    b: Value
 
     def infer(self) -> TensorType:
         """Return a matrix of the rows of `a` and the columns of `b`."""
@@ -44,14 +48,11 @@ class Matmul(Op, name="matmul"):
         return space("i k, k j -> i j", sizes, reduction={"k": "sum"}, linear=_EACH)
 
 
-class BatchMatmul(Op, name="batch_matmul"):
+class BatchMatmul(MatrixProduct, name="batch_matmul"):
     """Multiply matrices pairwise along a leading batch axis.
 
     %c = batch_matmul %a, %b : f32[8, 4, 16]
     """
-
-    a: Value
-    b: Value
 
     def infer(self) -> TensorType:
         """Return a batch of matrices."""
@@ -72,14 +73,11 @@ class BatchMatmul(Op, name="batch_matmul"):
         )
 
 
-class Dot(Op, name="dot"):
+class Dot(MatrixProduct, name="dot"):
     """Multiply two vectors elementwise and add up.
 
     %c = dot %a, %b : f32[]
     """
-
-    a: Value
-    b: Value
 
     def infer(self) -> TensorType:
         """Return a 0-dim tensor."""
@@ -97,14 +95,11 @@ class Dot(Op, name="dot"):
         )
 
 
-class MatrixVector(Op, name="matrix_vector"):
+class MatrixVector(MatrixProduct, name="matrix_vector"):
     """Multiply a matrix by a vector.
 
     %c = matrix_vector %a, %b : f32[4]
     """
-
-    a: Value
-    b: Value
 
     def infer(self) -> TensorType:
         """Return a vector of the rows of `a`."""
@@ -123,7 +118,7 @@ class MatrixVector(Op, name="matrix_vector"):
         )
 
 
-class _AddProduct(Op):
+class AddProduct(Op):
     """Base of `beta * bias + alpha * (a @ b)`, where `bias` is broadcast to the product's shape.
 
     A `beta` of 0 ignores the bias, NaN included. Integer tensors take `alpha` and `beta` that are
@@ -168,7 +163,7 @@ class _AddProduct(Op):
         raise NotImplementedError(self.name)
 
 
-class AddMatmul(_AddProduct, name="addmm"):
+class AddMatmul(AddProduct, name="addmm"):
     """Multiply two matrices and add a broadcast term: `beta * bias + alpha * (a @ b)`.
 
     %c = addmm %bias, %a, %b : f32[4, 16]
@@ -180,7 +175,7 @@ class AddMatmul(_AddProduct, name="addmm"):
         return (a.shape[0], b.shape[1]), ("ik", "kj", "ij")
 
 
-class AddBatchMatmul(_AddProduct, name="baddbmm"):
+class AddBatchMatmul(AddProduct, name="baddbmm"):
     """Multiply matrices pairwise and add a broadcast term: `beta * bias + alpha * (a @ b)`.
 
     %c = baddbmm %bias, %a, %b {beta = 0.0} : f32[8, 4, 16]
@@ -193,7 +188,7 @@ class AddBatchMatmul(_AddProduct, name="baddbmm"):
         return (a.shape[0], a.shape[1], b.shape[2]), ("nik", "nkj", "nij")
 
 
-class AddMatrixVector(_AddProduct, name="addmv"):
+class AddMatrixVector(AddProduct, name="addmv"):
     """Multiply a matrix by a vector and add a broadcast term: `beta * bias + alpha * (a @ b)`.
 
     %c = addmv %bias, %a, %b : f32[4]
@@ -205,7 +200,7 @@ class AddMatrixVector(_AddProduct, name="addmv"):
         return (a.shape[0],), ("ik", "k", "i")
 
 
-class AddOuter(_AddProduct, name="addr"):
+class AddOuter(AddProduct, name="addr"):
     """Add the outer product of two vectors: `beta * bias + alpha * a[:, None] * b[None, :]`.
 
     %c = addr %bias, %a, %b : f32[4, 16]

@@ -29,8 +29,8 @@ class _Windows:
         for sizes in (self.stride, self.padding, self.dilation):
             if len(sizes) not in (0, count):
                 raise op.error("bad-attribute", f"expects {count} sizes, got {len(sizes)}")
-        sizes = [self._size(op, size, index) for index, size in enumerate(x.shape[-count:])]
-        return (*x.shape[:-count], *sizes)
+        plane = [self._size(op, size, index) for index, size in enumerate(x.shape[-count:])]
+        return (*x.shape[:-count], *plane)
 
     def _size(self, op: Op, size: Dim, index: int) -> Dim:
         stride = self.stride[index] if self.stride else self.kernel[index]

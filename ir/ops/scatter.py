@@ -208,10 +208,12 @@ class IndexFill(_Indexing, name="index_fill"):
 
     def space(self) -> IterationSpace:
         """Run in parallel within slices."""
-        joint = ((0, 2),) if isinstance(self.value, Value) else ()
-        if not joint and self.value == 0:
-            joint = ((0,),)
-        return self._slices(self.x, self.index, self.dim, joint)
+        linear: tuple[tuple[int, ...], ...] = ()
+        if isinstance(self.value, Value):
+            linear = ((0, 2),)
+        elif self.value == 0:
+            linear = ((0,),)
+        return self._slices(self.x, self.index, self.dim, linear)
 
 
 class IndexPut(Op, name="index_put"):

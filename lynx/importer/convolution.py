@@ -165,7 +165,7 @@ def average_pool(
 ) -> Imported:
     """Average over windows."""
     windows = _pool(context, kernel_size, stride, padding)
-    count = {"counts_padding": count_include_pad, "divisor": divisor_override}
+    count: dict[str, Any] = {"counts_padding": count_include_pad, "divisor": divisor_override}
     return context.emit(AveragePool(x, ceil_mode=ceil_mode, **windows, **count))
 
 
@@ -183,7 +183,7 @@ def average_pool_backward(
 ) -> Imported:
     """Spread gradients over windows."""
     windows = _pool(context, kernel_size, stride, padding)
-    count = {"counts_padding": count_include_pad, "divisor": divisor_override}
+    count: dict[str, Any] = {"counts_padding": count_include_pad, "divisor": divisor_override}
     return context.emit(AveragePoolBackward(grad, x, ceil_mode=ceil_mode, **windows, **count))
 
 

@@ -46,7 +46,7 @@ def add_product(
     context: Context, bias: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1
 ) -> Imported:
     """Multiply and add."""
-    factors = coefficient(alpha), coefficient(beta)
-    if factors[0] is None or factors[1] is None:
+    product_factor, bias_factor = coefficient(alpha), coefficient(beta)
+    if product_factor is None or bias_factor is None:
         return Decline(f"coefficients {alpha} and {beta} that are no floats")
-    return context.emit(_SUMS[context.target](bias, a, b, *factors))
+    return context.emit(_SUMS[context.target](bias, a, b, product_factor, bias_factor))
