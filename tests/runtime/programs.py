@@ -86,17 +86,23 @@ def laid_out(graph: Graph, inputs: list[Any]) -> list[Any]:
     return result
 
 
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2}
+
+
 def same(a: Any, b: Any) -> bool:
-    """Whether two results are equal to the bit, NaN payloads aside."""
+    """Whether two results are equal, NaN payloads aside.
+
+    Floats need only be close: kernels take other paths for other layouts (the vectorized `pow` and
+    that of the C library differ in the last digit).
+    """
     if not isinstance(a, torch.Tensor):
         return bool(a == b)
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and torch.equal(torch.isnan(a), torch.isnan(b))
-        and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
-        and torch.equal(torch.signbit(a) & ~torch.isnan(a), torch.signbit(b) & ~torch.isnan(b))
-    )
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    tolerance = TOLERANCES.get(a.dtype, 0)
+    is_close = torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+    zeros = (a == 0) & (b == 0)
+    return is_close and torch.equal(torch.signbit(a) & zeros, torch.signbit(b) & zeros)
 
 
 def memory(tensor: torch.Tensor) -> int:
@@ -105,7 +111,7 @@ def memory(tensor: torch.Tensor) -> int:
 
 def check_run(graph: Graph, run: Executable, inputs: list[Any]) -> list[Any]:
     """Run and check values, strides, mutations and who shares memory; return the outputs."""
-    expected, mutated = evaluate(graph, inputs)
+    expected, mutated = evaluate(graph, laid_out(graph, inputs))
     given = laid_out(graph, inputs)
     args = list(given)
     outputs = list(run(args))
