@@ -157,7 +157,8 @@ def _pad_out(
 
 def _pad(x: torch.Tensor, low: Sequence[int], high: Sequence[int], value: complex) -> torch.Tensor:
     sides = [side for pair in zip(reversed(low), reversed(high), strict=True) for side in pair]
-    return torch.ops.aten.constant_pad_nd.default(x, sides, value)
+    padded: torch.Tensor = torch.ops.aten.constant_pad_nd.default(x, sides, value)
+    return padded
 
 
 @means(layout_slicing.Pad)

@@ -123,14 +123,23 @@ def _group_norm_backward(
     mean: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
-    *others: Any,
+    batch: int,
+    channels: int,
+    space: int,
+    groups: int,
+    mask: Sequence[bool],
 ) -> Any:
-    """Call the operator, which takes regular layouts only."""
-    memory_format = _memory_format(x)
+    """Call the operator, which takes regular layouts only.
+
+    Where the channels come last and the gradient of `x` is not wanted, torch 2.13 crashes.
+    """
+    memory_format = _memory_format(x) if mask[0] else torch.contiguous_format
     grad = grad.contiguous(memory_format=memory_format)
     x = x.contiguous(memory_format=memory_format)
     vectors = (mean.contiguous(), rstd.contiguous(), _contiguous(weight))
-    return torch.ops.aten.native_group_norm_backward.default(grad, x, *vectors, *others)
+    return torch.ops.aten.native_group_norm_backward.default(
+        grad, x, *vectors, batch, channels, space, groups, mask
+    )
 
 
 @means(normalization.GroupNormBackward)

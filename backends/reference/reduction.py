@@ -42,7 +42,7 @@ def _prod(
 ) -> torch.Tensor:
     """Multiply along several dimensions: all at once, or one after the other."""
     if len(dims) == x.dim():
-        total = torch.ops.aten.prod.default(x, dtype=dtype)
+        total: torch.Tensor = torch.ops.aten.prod.default(x, dtype=dtype)
         return total.reshape([1] * x.dim()) if keepdim else total
     for dim in reversed(dims):
         x = torch.ops.aten.prod.dim_int(x, dim, keepdim, dtype=dtype)
@@ -102,7 +102,7 @@ def logical(op: reduction.Reduction) -> Call:
 
 
 def _count_nonzero(x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:
-    count = torch.ops.aten.count_nonzero.dim_IntList(x, dims)
+    count: torch.Tensor = torch.ops.aten.count_nonzero.dim_IntList(x, dims)
     for dim in dims if keepdim else ():
         count = count.unsqueeze(dim)
     return count
@@ -120,7 +120,7 @@ def count_nonzero(op: reduction.CountNonzero) -> Call:
     reduction.VarianceAndMean,
     reduction.DeviationAndMean,
 )
-def moment(op: reduction.Variance) -> Call:
+def moment(op: reduction.Moment) -> Call:
     """Call the overload with a correction."""
     return aten(
         op.name,
@@ -146,7 +146,7 @@ def vector_norm(op: reduction.VectorNorm) -> Call:
 
 
 @means(scan.CumulativeSum, scan.CumulativeProduct)
-def cumulative_total(op: scan.CumulativeSum) -> Call:
+def cumulative_total(op: scan.CumulativeTotal) -> Call:
     """Call the operator of the same name."""
     return aten(op.name, op.x, op.dim, dtype=_dtype(op.dtype))
 
@@ -158,7 +158,7 @@ def cumulative(op: scan.Scan) -> Call:
 
 
 @means(softmax.Softmax, softmax.LogSoftmax)
-def softmax_(op: softmax.Softmax) -> Call:
+def softmax_(op: softmax.Normalized) -> Call:
     """Call `_softmax` or `_log_softmax`, without conversion."""
     return contiguous_only(aten(f"_{op.name}", op.x, op.dim, False))
 
@@ -170,7 +170,7 @@ def safe_softmax(op: softmax.SafeSoftmax) -> Call:
 
 
 @means(softmax.SoftmaxBackward, softmax.LogSoftmaxBackward)
-def softmax_backward(op: softmax.SoftmaxBackward) -> Call:
+def softmax_backward(op: softmax.NormalizedBackward) -> Call:
     """Call `_softmax_backward_data` or `_log_softmax_backward_data`."""
     dtype = torch_dtype(op.result.tensor_type.dtype)
     return contiguous_only(aten(f"_{op.name}_data", op.grad, op.result, op.dim, dtype))

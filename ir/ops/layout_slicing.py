@@ -354,9 +354,9 @@ class _Triangle(Op):
     def localized(self, operands: tuple[Value, ...], factor: str, start: Dim, size: Dim) -> Op:
         """Shift the diagonal by the rows or columns that lie before the part."""
         shift = {f"d{len(self.x.shape) - 2}": start, f"d{len(self.x.shape) - 1}": -start}
-        local = super().localized(operands, factor, start, size)
+        (x,) = operands
         diagonal = simplify(sympy.sympify(self.diagonal + shift.get(factor, 0)))
-        return dataclasses.replace(local, diagonal=diagonal)
+        return dataclasses.replace(self, x=x, diagonal=diagonal)
 
 
 class LowerTriangle(_Triangle, name="tril"):

@@ -320,7 +320,7 @@ class CountNonzero(Reduction, name="count_nonzero"):
         return DType.I64
 
 
-class _Moment(Reduction):
+class Moment(Reduction):
     """Base of variance and standard deviation: squares are divided by `count - correction`."""
 
     correction: float = 1.0
@@ -333,21 +333,21 @@ class _Moment(Reduction):
         return real_dtype(dtype)
 
 
-class Variance(_Moment, name="var"):
+class Variance(Moment, name="var"):
     """Compute the variance.
 
     %r = var %x {dims = [1], correction = 0.0} : f32[4]
     """
 
 
-class StandardDeviation(_Moment, name="std"):
+class StandardDeviation(Moment, name="std"):
     """Compute the standard deviation.
 
     %r = std %x {dims = [1]} : f32[4]
     """
 
 
-class _MomentAndMean(_Moment):
+class MomentAndMean(Moment):
     """Base of the pairs of a moment and the mean."""
 
     def infer(self) -> tuple[TensorType, TensorType]:
@@ -356,14 +356,14 @@ class _MomentAndMean(_Moment):
         return moment, moment.with_dtype(self.x.tensor_type.dtype)
 
 
-class VarianceAndMean(_MomentAndMean, name="var_mean"):
+class VarianceAndMean(MomentAndMean, name="var_mean"):
     """Compute the variance and the mean.
 
     %v, %m = var_mean %x {dims = [1]} : f32[4], f32[4]
     """
 
 
-class DeviationAndMean(_MomentAndMean, name="std_mean"):
+class DeviationAndMean(MomentAndMean, name="std_mean"):
     """Compute the standard deviation and the mean.
 
     %s, %m = std_mean %x {dims = [1]} : f32[4], f32[4]

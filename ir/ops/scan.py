@@ -49,7 +49,7 @@ class Scan(Op):
         return IterationSpace(factors, (axes,), (axes,) * len(self.results), linear)
 
 
-class _CumulativeTotal(Scan):
+class CumulativeTotal(Scan):
     """Base of scans that may convert the elements first: to `dtype`, or integers to `i64`."""
 
     dtype: DType | None = None
@@ -60,7 +60,7 @@ class _CumulativeTotal(Scan):
         return self.dtype or (dtype if dtype.is_floating or dtype.is_complex else DType.I64)
 
 
-class CumulativeSum(_CumulativeTotal, name="cumsum"):
+class CumulativeSum(CumulativeTotal, name="cumsum"):
     """Add up the elements along a dimension, in `dtype` if given.
 
     %r = cumsum %x {dim = 1} : f32[4, 16]
@@ -69,7 +69,7 @@ class CumulativeSum(_CumulativeTotal, name="cumsum"):
     can_be_linear: ClassVar[bool] = True
 
 
-class CumulativeProduct(_CumulativeTotal, name="cumprod"):
+class CumulativeProduct(CumulativeTotal, name="cumprod"):
     """Multiply the elements along a dimension, in `dtype` if given.
 
     %r = cumprod %x {dim = 1} : f32[4, 16]

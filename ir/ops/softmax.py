@@ -12,7 +12,7 @@ from lynx.ir.types import TensorType
 from .layout import parallel_space
 
 
-class _Normalized(Op):
+class Normalized(Op):
     """Base of functions that normalise along `dim`; a 0-dim tensor has a dimension 0 of size 1."""
 
     x: Value
@@ -29,28 +29,28 @@ class _Normalized(Op):
         return parallel_space(self.x.shape, (self.dim,), linear=False)
 
 
-class Softmax(_Normalized, name="softmax"):
+class Softmax(Normalized, name="softmax"):
     """Compute `exp(x - max) / sum(exp(x - max))` along a dimension.
 
     %r = softmax %x {dim = 1} : f32[4, 16]
     """
 
 
-class SafeSoftmax(_Normalized, name="safe_softmax"):
+class SafeSoftmax(Normalized, name="safe_softmax"):
     """Compute the softmax, but zeros where all elements are negative infinity.
 
     %r = safe_softmax %x {dim = 1} : f32[4, 16]
     """
 
 
-class LogSoftmax(_Normalized, name="log_softmax"):
+class LogSoftmax(Normalized, name="log_softmax"):
     """Compute the logarithm of the softmax.
 
     %r = log_softmax %x {dim = 1} : f32[4, 16]
     """
 
 
-class _NormalizedBackward(Op):
+class NormalizedBackward(Op):
     """Base of the derivatives, which need the gradient of the result and the result itself."""
 
     grad: Value
@@ -73,14 +73,14 @@ class _NormalizedBackward(Op):
         return IterationSpace(space.factors, (axes, axes), (axes,), ((0,),))
 
 
-class SoftmaxBackward(_NormalizedBackward, name="softmax_backward"):
+class SoftmaxBackward(NormalizedBackward, name="softmax_backward"):
     """Compute `(grad - sum(grad * result)) * result`, the gradient of softmax.
 
     %r = softmax_backward %grad, %result {dim = 1} : f32[4, 16]
     """
 
 
-class LogSoftmaxBackward(_NormalizedBackward, name="log_softmax_backward"):
+class LogSoftmaxBackward(NormalizedBackward, name="log_softmax_backward"):
     """Compute `grad - exp(result) * sum(grad)`, the gradient of the logarithm of softmax.
 
     %r = log_softmax_backward %grad, %result {dim = 1} : f32[4, 16]
