@@ -22,6 +22,7 @@ from lynx.ir.program import (
 
 from .base import PassContext, Remark, Requirement, register_pass
 from .layouts import is_dense
+from .lower import returns_of
 from .requirements import IS_PROGRAM
 
 
@@ -50,7 +51,9 @@ class Reinplace:
         if not places:
             return module
         steps = tuple(_placed(step, places) for step in module.steps)
-        return dataclasses.replace(module, steps=steps, writes=writes, arenas=())
+        placed = dataclasses.replace(module, steps=steps, writes=writes, arenas=())
+        # An output that may be a view is compared with the buffers it may lie in: now others.
+        return dataclasses.replace(placed, returns=returns_of(placed))
 
 
 def _placed(step: Step, places: dict[Value, Placement]) -> Step:
