@@ -276,12 +276,7 @@ class _Writer:
         source = self._call(op, call, call.function, {})
         results = [self.locals[result] for result in op.results]
         target = f"{', '.join(results)} = " if results else ""
-        if len(results) == 1 and isinstance(op, Aten):
-            self._line(op, f"{target}{source}")
-            self.lines.append(f"if {results[0]}.__class__ in (tuple, list):")
-            self.lines.append(f"    ({results[0]},) = {results[0]}")
-        else:
-            self._line(op, f"{target}{source}")
+        self._line(op, f"{target}{source}")
 
     def _call(
         self,

@@ -23,9 +23,10 @@ from .registry import means
 def call_aten(op: Aten) -> Call:
     """Call the operator that the name stands for."""
     function = target_function(op.target)
-    whole = len(op.types) == 1 and op.types[0] == OpaqueType("object")
-    if len(op.types) != 1 or (op.target.startswith("higher_order.") and not whole):
+    if len(op.types) != 1:
         function = functools.partial(_call_flat, function)
+    elif op.types[0] != OpaqueType("object") and _may_return_sequence(function):
+        function = functools.partial(_call_single, function)
     return Call(
         function,
         tuple(_argument(a) for a in op.arguments),
@@ -101,6 +102,24 @@ def _call_flat(function: Any, *arguments: Any, **keywords: Any) -> Any:
     if result is None:
         return ()
     return tuple(_flat(result)) if isinstance(result, tuple | list) else result
+
+
+def _may_return_sequence(function: Any) -> bool:
+    """Whether a call may give its only result in a sequence of one."""
+    if isinstance(function, torch._ops.OpOverload):
+        return any(
+            "[]" in str(result.type) or "List" in str(result.type)
+            for result in function._schema.returns
+        )
+    return isinstance(function, torch._ops.HigherOrderOperator)
+
+
+def _call_single(function: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Call and give the only result, out of a sequence of one."""
+    result = function(*arguments, **keywords)
+    if isinstance(result, tuple | list):
+        (result,) = _flat(result)
+    return result
 
 
 def _flat(results: Any) -> list[Any]:

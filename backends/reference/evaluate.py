@@ -42,7 +42,7 @@ def run(
     arguments = [_fill(a, values, symbols, resources) for a in call.arguments]
     keywords = {k: _fill(a, values, symbols, resources) for k, a in call.keywords.items()}
     result = call.function(*arguments, **keywords)
-    return tuple(result) if len(op.results) != 1 or isinstance(result, tuple | list) else (result,)
+    return tuple(result) if len(op.results) != 1 else (result,)
 
 
 def bind_symbols(graph: Graph, inputs: Sequence[Any]) -> dict[str, int]:
