@@ -1,119 +1,111 @@
-"""The pages under `docs` say what is so."""
+"""The documentation is complete, and what it tells readers to type works."""
 
 from __future__ import annotations
 
-import ast
-import doctest
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from lynx.ir import LynxError, differences, parse_graph, print_graph, verify
-from lynx.ir.program_text import parse_program
-from lynx.ir.program_verifier import verify_program
-from tests.conftest import chunks
-from tests.tools.op_table import PAGE, updated
-from tests.tools.tree import ROOT, modules
+from tests.tools.architecture import PAGE, files_to_list, listed, update
+from tests.tools.tree import ROOT, tracked_files
 
-ERRORS = ROOT / "docs/errors.md"
-RAISERS = ("CompileError", "InternalError", "Mistake", "TextError", "UsageError", "_error", "error",
-           "fail", "unknown")  # fmt: skip
-CODE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
-# Examples could only show how to break Lynx, or need a model and torch to trace it.
-WITHOUT_EXAMPLES = ("Bugs in Lynx", "Capture")
+PAGES = ["README.md", "CONTRIBUTING.md"]
+# Checked by name only: they install, or run what the suite runs anyway.
+TARGETS = ("demo", "test", "check", "bench")
 
 
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
 
 
-def test_ir_page_is_up_to_date() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == updated(page), "run python -m tests.tools.op_table"
+def commands() -> list[str]:
+    return [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
 
 
-def test_ir_page_has_a_valid_example() -> None:
-    (text,) = blocks(PAGE.read_text(encoding="utf-8"), "lynx")
-    graph = parse_graph(text)
-    verify(graph)
-    (code,) = blocks(PAGE.read_text(encoding="utf-8"), "python")
-    exec(code, {"text": text})
-    lines = [line for line in text.splitlines() if not line.startswith("//")]
-    assert print_graph(graph, locations=True).splitlines() == lines
-    assert differences(graph, graph) == []
+def run(arguments: list[str], scratch: Path, **variables: str) -> str:
+    """Run a command as if in a clone, writing only to a scratch folder."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    result = subprocess.run(
+        arguments, cwd=scratch, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
-def codes_in(path: Path) -> set[str]:
-    """Return the error codes that a module raises."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not (isinstance(node, ast.Call) and node.args):
-            continue
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        first = node.args[0]
-        if name in RAISERS and isinstance(first, ast.Constant) and isinstance(first.value, str):
-            found.update(re.findall(rf"\A{CODE}\Z", first.value))
-    return found
+def test_every_file_has_a_line_in_the_architecture() -> None:
+    known, files = listed(PAGE.read_text()), files_to_list()
+    assert {
+        "missing; see `python -m tests.tools.architecture --write`": sorted({*files} - {*known}),
+        "gone": sorted({*known} - {*files}),
+        "twice": sorted({path for path in known if known.count(path) > 1}),
+    } == {"missing; see `python -m tests.tools.architecture --write`": [], "gone": [], "twice": []}
 
 
-def sections() -> dict[str, tuple[str, str]]:
-    """Return the chapter and the text of each code in the error manual."""
-    found: dict[str, tuple[str, str]] = {}
-    chapter = ""
-    for part in re.split(r"^(?=##+ )", ERRORS.read_text(encoding="utf-8"), flags=re.MULTILINE):
-        title, _, body = part.partition("\n")
-        if title.startswith("## "):
-            chapter = title.removeprefix("## ")
-        elif title.startswith("### "):
-            code = title.removeprefix("### ").strip("`")
-            assert code not in found, f"{code} is explained twice"
-            found[code] = (chapter, body)
-    return found
+def test_the_architecture_is_updated_in_place() -> None:
+    page = "# T\n\n## `ir/`\n\n- `ir/gone.py`: old.\n\n## Other\n\nText.\n"
+    updated = update(page, ["ir/core.py"])
+    assert "ir/gone.py" not in updated
+    assert "- `ir/core.py`: values, ops" in updated
+    assert update(updated, ["ir/core.py"]) == updated
 
 
-SECTIONS = sections()
+@pytest.mark.parametrize("command", commands())
+def test_commands_of_the_documentation(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    if words[0] == "make":
+        assert words[1] in TARGETS
+        run(["make", "--dry-run", "--directory", str(ROOT), *words[1:]], tmp_path)
+        return
+    variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+    rest = words[len(variables) :]
+    assert rest[0] == ".venv/bin/python", "everything else is not tried"
+    rest = [str(ROOT / word) if word.startswith("examples/") else word for word in rest[1:]]
+    assert run([sys.executable, *rest], tmp_path, **variables)
 
 
-def test_every_code_is_explained() -> None:
-    raised = {code: str(path) for path in modules().values() for code in codes_in(ROOT / path)}
-    missing = {code: path for code, path in raised.items() if code not in SECTIONS}
-    assert missing == {}, "explain these in docs/errors.md"
-    assert sorted(set(SECTIONS) - set(raised)) == [], "nothing raises these"
+def test_python_in_the_readme(tmp_path: Path) -> None:
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(blocks("README.md", "python")))
+    assert "graph" in run([sys.executable, str(script)], tmp_path)
 
 
-def test_codes_are_in_order() -> None:
-    chapters: dict[str, list[str]] = {}
-    for code, (chapter, _) in SECTIONS.items():
-        chapters.setdefault(chapter, []).append(code)
-    for codes in chapters.values():
-        assert codes == sorted(codes)
+def test_links_lead_somewhere() -> None:
+    broken = [
+        f"{page}: {target}"
+        for page in tracked_files(".md")
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text())
+        if not (ROOT / page.parent / target).exists()
+    ]
+    assert not broken
 
 
-def check(text: str) -> None:
-    """Read and verify a graph or a program."""
-    if text.lstrip().startswith("program"):
-        verify_program(parse_program(text))
-    else:
-        verify(parse_graph(text))
+EXAMPLES = {
+    "train_gpt.py": ["--quick"],
+    "inference.py": ["--layers=1", "--width=32", "--tokens=3"],
+    "inspect_ir.py": ["--width=4"],
+}
+EXPECTED = {
+    "train_gpt.py": r"the loss of lynx is off from eager's by at most (0|\d(\.\d)?e-0[5-9])\b",
+    "inference.py": r"the same tokens\n(.*the same tokens\n){2}$",
+    "inspect_ir.py": r"graph @",
+}
 
 
-@pytest.mark.parametrize("code", SECTIONS)
-def test_examples_fail_and_work(code: str) -> None:
-    chapter, body = SECTIONS[code]
-    texts = blocks(body, "lynx")
-    for text in texts:
-        failing, working = chunks(text)
-        with pytest.raises(LynxError) as caught:
-            check(failing)
-        assert caught.value.code == code
-        check(working)
-    parser = doctest.DocTestParser()
-    test = parser.get_doctest("\n".join(blocks(body, "pycon")), {}, code, str(ERRORS), 0)
-    report: list[str] = []
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    runner.run(test, out=report.append)
-    assert not report, "".join(report)
-    if test.examples:
-        assert f"error[{code}]" in body
-    assert texts or test.examples or chapter in WITHOUT_EXAMPLES
+def test_every_example_is_run() -> None:
+    assert sorted(EXAMPLES) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name: str, tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "examples" / name), *EXAMPLES[name]]
+    assert re.search(EXPECTED[name], run(script, tmp_path))
+
+
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benchmarks/models.py"), "--models=mlp", "--steps=3"]
+    assert re.search(r"^mlp +lynx +.*x$", run(script, tmp_path), re.M)
