@@ -16,11 +16,11 @@ from lynx.ir.program_verifier import verify_program
 from lynx.ir.verifier import verify
 
 
-def print_module(module: Any) -> str:
+def print_module(module: Any, *, locations: bool = True) -> str:
     """Return the text of a graph or program."""
     if isinstance(module, Program):
-        return print_program(module)
-    return print_graph(module) if isinstance(module, Graph) else str(module)
+        return print_program(module, locations=locations)
+    return print_graph(module, locations=locations) if isinstance(module, Graph) else str(module)
 
 
 def verify_module(module: Any, before: Any = None) -> None:

@@ -92,10 +92,11 @@ def convolution_backward_weight(op: ConvolutionBackwardWeight) -> Call:
     return Call(_convolution_backward, (*_backward_arguments(op), wanted))
 
 
-def _convolution_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """Return the gradients that the last argument asks for."""
+def _convolution_backward(*arguments: Any) -> Any:
+    """Return the gradients that the last argument asks for, in a sequence unless it is one."""
     gradients = torch.ops.aten.convolution_backward.default(*arguments)
-    return tuple(g for g, wanted in zip(gradients, arguments[-1], strict=True) if wanted)
+    asked = tuple(g for g, wanted in zip(gradients, arguments[-1], strict=True) if wanted)
+    return asked if len(asked) > 1 else asked[0]
 
 
 def _windows(op: MaxPool | MaxPoolBackward | AveragePool | AveragePoolBackward) -> tuple[Any, ...]:
