@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.tools.compare import assert_same, assert_same_gradients, compiled
+from tests.tools.roundtrip import round_trips
 
 transformers = pytest.importorskip("transformers")
 families = pytest.importorskip("tests.models.families")
@@ -73,15 +74,18 @@ def without_cache(name: str) -> dict[str, Any]:
 def test_training(name: str) -> None:
     model = build(name).train()
     next(model.parameters()).requires_grad_(False)
-    assert_trains_alike(model, {**inputs_of(name), **without_cache(name)})
+    with round_trips() as texts:
+        assert_trains_alike(model, {**inputs_of(name), **without_cache(name)})
+    assert texts.count > 4
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_inference(name: str) -> None:
     model = build(name).eval()
     inputs = inputs_of(name)
-    with torch.no_grad():
+    with torch.no_grad(), round_trips() as texts:
         assert_same(compiled_copy(model)(**inputs), model(**inputs))
+    assert texts.count > 2
 
 
 @pytest.mark.parametrize("name", some(AT_ANOTHER_SIZE))
