@@ -25,7 +25,7 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
 
     @classmethod
     def eval(cls, dividend: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
-        """Simplify `x // 1` and integers, and take multiples of the divisor out of a sum."""
+        """Simplify `x // 1`, integers, sums with multiples of the divisor, and nested divisions."""
         if divisor == 1:
             return dividend
         if dividend.is_Integer and divisor.is_Integer and divisor != 0:
@@ -56,7 +56,23 @@ def _take_out_multiples(
         whole.append(quotient * factor)
         rest.append(remainder * factor)
     taken = sympy.Add(*whole)
-    return None if taken == 0 else taken + division(sympy.Add(*rest), sympy.Integer(divisor))
+    if taken != 0:
+        return taken + division(sympy.Add(*rest), sympy.Integer(divisor))
+    return _merge_divisions(division, rest, divisor)
+
+
+def _merge_divisions(
+    division: type[FloorDiv], terms: list[sympy.Expr], divisor: int
+) -> sympy.Expr | None:
+    """Return `(a + c*b) // (b*d)` for `(a // b + c) // d` with integers b, c and positive d."""
+    inner = [term for term in terms if isinstance(term, division)]
+    constant = sympy.Add(*(term for term in terms if not isinstance(term, division)))
+    if divisor < 0 or len(inner) != 1 or not constant.is_Integer:
+        return None
+    dividend, first = inner[0].args
+    if not first.is_Integer:
+        return None
+    return division(dividend + constant * first, first * divisor)
 
 
 class Mod(sympy.Function):  # type: ignore[misc]  # sympy has no types

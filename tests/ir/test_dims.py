@@ -85,7 +85,7 @@ def test_keeps_its_value(expression: Any, sizes: tuple[int, int, int]) -> None:
         (2 * FloorDiv(S, 2) - 1, "2*(s0 // 2) - 1"),
         (FloorDiv(-S, 2), "(-s0) // 2"),
         (FloorDiv(S, -3), "s0 // (-3)"),
-        (FloorDiv(FloorDiv(S, 2), 3), "(s0 // 2) // 3"),
+        (FloorDiv(FloorDiv(S, T), 3), "(s0 // s1) // 3"),
         (FloorDiv(S, 2 * T), "s0 // (2*s1)"),
         (S * Mod(S + 1, 4), "s0*((s0 + 1) % 4)"),
         (S**2, "s0**2"),
@@ -169,6 +169,9 @@ def test_equality_of_forms() -> None:
         (floor_div(S - 1, 2) + 1, floor_div(S + 1, 2)),
         (floor_div(4 * S + T - 3, 4), S + floor_div(T + 1, 4) - 1),
         (floor_div(S + 4, -2), floor_div(S, -2) - 2),
+        (floor_div(floor_div(S, 4), 2), floor_div(S, 8)),
+        (floor_div(floor_div(S + 1, 2) + 1, 2), floor_div(S + 3, 4)),
+        (floor_div(floor_div(S, -3) + 5, 2), floor_div(S + 3, -6) + 3),
     ],
 )
 def test_division_takes_out_multiples(size: Dim, same: Dim) -> None:
