@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim, contiguous_strides, is_equal, is_static, product, simplify
+from lynx.ir.ops.elementwise_arithmetic import Copy
 from lynx.ir.ops.layout import (
     AsStrided,
     Bitcast,
@@ -206,11 +207,13 @@ def chosen_strides(op: Op, type_: TensorType, known: Known, wanted: Strides | No
     """Return the layout in which an op shall write a result.
 
     An elementwise op writes what the caller wants, if it is dense, or else the order of dimensions
-    of the first operand of the full shape. All others write row-major: kernels of torch with an
+    of the first operand of the full shape; a copy what its memory format says. All others write row-major: kernels of torch with an
     `out` form exist that ignore its strides (`log_softmax` on CPU).
     """
     if not op.is_elementwise:
         return contiguous_strides(type_.shape)
+    if isinstance(op, Copy) and op.memory_format != "preserve_format":
+        return _format_strides(type_.shape, op.memory_format)
     if wanted is not None and is_dense(type_.shape, wanted):
         return wanted
     for operand in op.operands:
@@ -218,6 +221,15 @@ def chosen_strides(op: Op, type_: TensorType, known: Known, wanted: Strides | No
         if strides is not None:
             return strides
     return contiguous_strides(type_.shape)
+
+
+def _format_strides(shape: tuple[Dim, ...], memory_format: str) -> Strides:
+    """Return the strides of a memory format: row-major, or with the channels innermost."""
+    if not memory_format.startswith("channels_last"):
+        return contiguous_strides(shape)
+    batch, channels, *space = shape
+    inner_last = contiguous_strides((batch, *space, channels))
+    return (inner_last[0], inner_last[-1], *inner_last[1:-1])
 
 
 def _full_strides(operand: Value, type_: TensorType, known: Known) -> Strides | None:
