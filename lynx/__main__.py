@@ -1,8 +1,4 @@
-"""The command line: run a pipeline on a file, run a file, list passes and settings.
-
-    python -m lynx opt model.lynx -p canonicalize,cse
-    python -m lynx run model.lynx --symbols s0=8
-"""
+"""The command line, `python -m lynx`: run pipelines on files, run files, list what there is."""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ from lynx.ir.errors import UsageError
 from lynx.ir.types import ScalarType, TensorType
 
 
-def random_inputs(graph: Graph, seed: int = 0, symbols: Mapping[str, int] | None = None) -> list[Any]:
+def random_inputs(
+    graph: Graph, seed: int = 0, symbols: Mapping[str, int] | None = None
+) -> list[Any]:
     """Return inputs of the graph's types and strides, drawn from a seed.
 
     Floats are normal, integers are 0 or 1 (legal as indices into anything that is not tiny).

@@ -207,7 +207,8 @@ def chosen_strides(op: Op, type_: TensorType, known: Known, wanted: Strides | No
     """Return the layout in which an op shall write a result.
 
     An elementwise op writes what the caller wants, if it is dense, or else the order of dimensions
-    of the first operand of the full shape; a copy what its memory format says. All others write row-major: kernels of torch with an
+    of the first operand of the full shape; a copy what its memory format says. All others write
+    row-major: kernels of torch with an
     `out` form exist that ignore its strides (`log_softmax` on CPU).
     """
     if not op.is_elementwise:

@@ -44,8 +44,8 @@ from .types import ABSENT, constant, strides_of, type_of
 def import_graph(module: torch.fx.GraphModule, name: str) -> Graph:
     """Return the Lynx graph of an FX graph, whose nodes hold traced values in `meta["val"]`.
 
-    Every operator without an import rule becomes an `aten` op with the reason. `CompileError` if the
-    graph holds something that value semantics cannot express: a mutation that is no trailing
+    Every operator without an import rule becomes an `aten` op with the reason. `CompileError` if
+    the graph holds something that value semantics cannot express: a mutation that is no trailing
     `copy_`, a size that no input determines.
     """
     return _Importer(module, name).run()
@@ -124,8 +124,9 @@ class _Importer:
 
     def _call(self, node: torch.fx.Node) -> None:
         target = node.target
-        if target is operator.getitem and isinstance(self.env.get(node.args[0]), tuple):  # type: ignore[call-overload]
-            self.env[node] = self.env[node.args[0]][node.args[1]]  # type: ignore[index]
+        source = self._argument(node.args[0]) if target is operator.getitem else None
+        if isinstance(source, tuple) and isinstance(node.args[1], int):
+            self.env[node] = source[node.args[1]]
         elif target is torch.ops.aten.copy_.default and self._is_input(node.args[0]):
             self._mutation(node)
         elif _is_mutable(target):
@@ -267,7 +268,7 @@ class _Importer:
     def _output(self, node: torch.fx.Node) -> None:
         user_outputs = forward_output_count() if self.builder.name == "forward" else None
         owners = self._storage_owners(node)
-        for index, item in enumerate(node.args[0]):  # type: ignore[arg-type, misc, union-attr]
+        for index, item in enumerate(_outputs(node)):
             result = self._argument(item)
             if result is not None and not isinstance(result, Value):
                 result = self.builder.emit(Symbolic(result))
@@ -290,7 +291,7 @@ class _Importer:
         for other in self.module.graph.nodes:
             if other.op == "placeholder" and is_plain_fake(traced := other.meta.get("val")):
                 owners.setdefault(storage_identity(traced), []).append("input")
-        for item in node.args[0]:  # type: ignore[misc, union-attr]
+        for item in _outputs(node):
             if isinstance(item, torch.fx.Node) and is_plain_fake(traced := item.meta.get("val")):
                 owners.setdefault(storage_identity(traced), []).append("output")
         return owners
@@ -313,6 +314,12 @@ class _Importer:
         missing = [s.name for s in self.dims.symbols if s.name not in self.bound]
         if missing:
             raise CompileError("unbound-symbol", f"no input determines {', '.join(missing)}")
+
+
+def _outputs(node: torch.fx.Node) -> tuple[Any, ...]:
+    """Return what an output node returns, of which AOTAutograd makes a flat sequence."""
+    (outputs,) = node.args
+    return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
 
 
 class Untraced:

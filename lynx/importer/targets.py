@@ -19,7 +19,7 @@ def name_of_target(target: Any, keep: Callable[[str, Any], Foreign]) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"higher_order.{target.name()}"
+        return f"higher_order.{target.__name__}"
     module = getattr(target, "__module__", None)
     name = getattr(target, "__qualname__", "")
     if getattr(operator, name, None) is target:

@@ -14,7 +14,6 @@ from lynx.ir.types import OpaqueType, ScalarType, TensorType, Type
 
 from .dims import DimReader
 
-
 ABSENT = OpaqueType("none")
 """The type of a result that an operator leaves out."""
 

@@ -50,7 +50,7 @@ def sharing(inputs: list[Any], outputs: list[torch.Tensor]) -> list[list[bool]]:
 
 
 def check(function: Callable[..., Any], *inputs: Any, calls: int = 2, **kwargs: Any) -> None:
-    """Compare calls of a compiled function with eager: values, layout, aliasing, inputs, gradients."""
+    """Compare calls with eager: values, layout, aliasing, inputs, gradients."""
     fast = compiled(function, **kwargs)
     for _ in range(calls):
         ours, theirs = copies(inputs), copies(inputs)
