@@ -9,6 +9,7 @@ import torch
 import torch.fx
 
 from lynx.compat import CONTROL_FLOW_ERRORS, aot_autograd
+from lynx.passes import parse_pipeline
 
 from .compiler import compile_graph
 from .decompositions import decompositions
@@ -30,6 +31,7 @@ def lynx(
     captured runs as torch would run it, with one warning, unless the option `strict` is set.
     """
     settings = read_settings(options, mode)
+    parse_pipeline(settings.pipeline)  # so that a mistake in it is found before any work
     try:
         return _compile(normalize(graph_module), inputs, settings)
     except CONTROL_FLOW_ERRORS:

@@ -74,7 +74,8 @@ def normalize(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph = _copy(module.graph)
     for node in graph.nodes:
         if node.op == "call_method" and _is_renamable(node):
-            node.op, node.target = "call_function", getattr(torch, node.target)
+            function = getattr(torch, node.target)
+            node.op, node.target = "call_function", _ALIASES.get(function, function)
         elif node.op == "call_function":
             node.target = _spelling(node)
     renamed = torch.fx.GraphModule(module, graph)

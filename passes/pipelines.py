@@ -65,6 +65,9 @@ MAX_AUTOTUNE = Pipeline(
     )
 )
 
+# The same passes: the difference is in how the finished program is launched on a GPU.
+MAX_AUTOTUNE_NO_CUDAGRAPHS = MAX_AUTOTUNE
+
 # Each op of the model stays recognisable, and no memory is used twice by writing in place.
 DEBUG = Pipeline(
     (
@@ -79,5 +82,6 @@ NAMED_PIPELINES |= {
     "default": DEFAULT,
     "reduce-overhead": REDUCE_OVERHEAD,
     "max-autotune": MAX_AUTOTUNE,
+    "max-autotune-no-cudagraphs": MAX_AUTOTUNE_NO_CUDAGRAPHS,
     "debug": DEBUG,
 }

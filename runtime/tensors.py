@@ -73,12 +73,17 @@ def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def unshared(
-    tensor: torch.Tensor, strides: tuple[int, ...] | None, others: Sequence[torch.Tensor]
+    tensor: torch.Tensor, strides: tuple[int, ...] | None, others: Sequence[object]
 ) -> torch.Tensor:
-    """Return the tensor, copied if it lies in the memory of another; with strides, if given."""
+    """Return the tensor, copied if it lies in the memory of another; with strides, if given.
+
+    Among the others may be what is no tensor: a result that torch left out, a generator's state.
+    """
     if tensor.layout is torch.strided:
         memory = tensor.untyped_storage().data_ptr()
         for other in others:
-            if other.layout is torch.strided and other.untyped_storage().data_ptr() == memory:
+            if not isinstance(other, torch.Tensor) or other.layout is not torch.strided:
+                continue
+            if other.untyped_storage().data_ptr() == memory:
                 return copied(tensor, strides)
     return tensor if strides is None else restrided(tensor, strides)

@@ -32,7 +32,7 @@ from lynx.ir.core import (
 from lynx.ir.dims import Dim, free_symbols
 from lynx.ir.errors import CompileError, LynxError
 from lynx.ir.ops.aten import Aten, Resource, Symbolic
-from lynx.ir.types import DType, ScalarType, TensorType, Type
+from lynx.ir.types import DType, ScalarType, TensorType, Type, is_same_type
 
 from .dims import DimReader
 from .locations import location_of
@@ -215,7 +215,7 @@ class _Importer:
         if not isinstance(imported, Decline):
             results = imported if isinstance(imported, tuple) else (imported,)
             given = tuple(ABSENT if value is None else value.type for value in results)
-            if given == types:
+            if len(given) == len(types) and all(map(is_same_type, given, types)):
                 return results
             imported = Decline(f"the op would give {_listed(given)}, torch gives {_listed(types)}")
         del self.builder.ops[mark:]

@@ -170,8 +170,9 @@ def test_named_pipelines_expand(name: str) -> None:
     assert parse_pipeline(str(pipeline)) == pipeline
 
 
-def test_there_are_four_named_pipelines() -> None:
-    assert list(NAMED_PIPELINES) == ["default", "reduce-overhead", "max-autotune", "debug"]
+def test_each_mode_has_a_named_pipeline() -> None:
+    modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+    assert list(NAMED_PIPELINES) == [*modes, "debug"]
 
 
 ERRORS = [

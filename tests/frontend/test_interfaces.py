@@ -1,0 +1,206 @@
+"""Options, modes, settings, the command line, explanations, and what happens when something fails."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lynx
+import lynx.compiler
+from lynx.__main__ import main
+from lynx.passes import PASSES, PassContext
+from lynx.records import RECORDS
+from lynx.settings import describe, read_settings
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).tanh().sum(0)
+
+
+def test_options_are_checked_before_anything_is_compiled() -> None:
+    with pytest.raises(Exception, match=r"unknown option 'pipelin'; did you mean 'pipeline'\?"):
+        torch.compile(function, backend="lynx", options={"pipelin": "default"})(torch.ones(2))
+    with pytest.raises(Exception, match=r"option 'strict' takes bool, got 1"):
+        torch.compile(function, backend="lynx", options={"strict": 1})(torch.ones(2))
+    with pytest.raises(lynx.UsageError, match=r"option 'debug' takes 0 to 4, got 5"):
+        read_settings({"debug": 5}, environment={})
+    with pytest.raises(lynx.UsageError, match=r"unknown mode 'fast'"):
+        read_settings(mode="fast", environment={})
+
+
+@pytest.mark.parametrize("bad", ["canonicalise", "fold-constants{max-byte=3}", "cse,,dce"])
+def test_a_malformed_pipeline_is_an_error_with_a_caret(bad: str) -> None:
+    with pytest.raises(Exception, match=r"\^"):
+        torch.compile(function, backend="lynx", options={"pipeline": bad})(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+)
+def test_modes(mode: str) -> None:
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(torch.compile(function, backend="lynx", mode=mode)(x), function(x))
+
+
+def test_settings_from_the_environment_and_from_options() -> None:
+    settings = read_settings(environment={"LYNX_DEBUG": "2", "LYNX_STRICT": "on"})
+    assert (settings.debug, settings.strict) == (2, True)
+    assert read_settings({"debug": 1}, environment={"LYNX_DEBUG": "2"}).debug == 1
+    with pytest.raises(lynx.UsageError, match="LYNX_DEBUG takes a number, got 'much'"):
+        read_settings(environment={"LYNX_DEBUG": "much"})
+    assert "LYNX_DUMP_DIR" in describe()
+
+
+def test_debug_ladder(capfd: pytest.CaptureFixture[str]) -> None:
+    torch.compile(function, backend="lynx", options={"debug": 4})(torch.ones(2, 2))
+    shown = capfd.readouterr().err
+    assert "_inference: " in shown
+    assert "plan-memory" in shown
+    assert "multiply" in shown or "mul" in shown
+    assert "def run_inference(args):" in shown
+
+
+def test_dumps_can_be_fed_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"dump_dir": str(tmp_path)}
+    torch.compile(function, backend="lynx", options=options)(torch.ones(2, 2))
+    (folder,) = tmp_path.iterdir()
+    names = sorted(path.name for path in folder.iterdir())
+    assert names[0] == "00-input.lynx"
+    assert any("plan-memory" in name for name in names)
+    assert main(["opt", str(folder / "00-input.lynx"), "-p", "canonicalize,cse"]) == 0
+    assert "graph @inference" in capsys.readouterr().out
+    assert main(["run", str(folder / "00-input.lynx"), "--source"]) == 0
+    shown = capsys.readouterr().out
+    assert "off from the reference by 0" in shown
+    assert "arena" in shown
+
+
+def test_command_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["opt", str(tmp_path / "missing.lynx")]) == 1
+    assert "cannot read" in capsys.readouterr().err
+    broken = tmp_path / "broken.lynx"
+    broken.write_text("graph @f(%x: f32[2]) {\n  %0 = exq %x : f32[2]\n  return %0\n}\n")
+    assert main(["opt", str(broken)]) == 1
+    shown = capsys.readouterr().err
+    assert "broken.lynx:2" in shown
+    assert "did you mean" in shown
+    assert "^" in shown
+    for command in ("settings", "passes"):
+        assert main([command]) == 0
+    assert "canonicalize" in capsys.readouterr().out
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        torch._dynamo.graph_break()
+        return torch.linalg.matrix_exp(self.head(x) @ self.head.weight)
+
+
+def test_explain() -> None:
+    state = torch.get_rng_state()
+    explanation = lynx.explain(Model(), torch.randn(8, 8).clone())
+    shown = str(explanation)
+    assert len(explanation.breaks) == 1
+    assert "test_interfaces.py" in explanation.breaks[0][1]
+    kinds = [record.kind for record in explanation.graphs]
+    assert kinds.count("forward") == 2
+    assert kinds.count("backward") == 2
+    assert any(target == "aten.linalg_matrix_exp.default" for target, _, _ in explanation.fallbacks)
+    assert "layer_norm" in shown
+    assert "arena on cpu" in shown
+    assert torch.equal(torch.get_rng_state(), torch.get_rng_state())
+    assert state.shape == torch.get_rng_state().shape
+
+
+class Broken:
+    """A pass that fails."""
+
+    name = "broken"
+    requires = ()
+
+    def run(self, module: Any, context: PassContext) -> Any:
+        raise ValueError("a bug")
+
+
+def test_an_internal_error_writes_a_reproducer_and_runs_eager(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(PASSES["cse"], "run", Broken.run)
+    options = {"reproducer_dir": str(tmp_path)}
+    x = torch.randn(3, 3, requires_grad=True)
+    with pytest.warns(
+        RuntimeWarning, match="lynx runs a forward graph through torch: InternalError"
+    ):
+        result = torch.compile(function, backend="lynx", options=options)(x)
+    with pytest.warns(RuntimeWarning, match="lynx runs a backward graph through torch"):
+        result.sum().backward()
+    torch.testing.assert_close(result, function(x))
+    files = list(tmp_path.glob("*.lynx"))
+    assert files
+    assert files[0].read_text().startswith("// RUN: cse")
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="pass 'cse' failed: a bug"):
+        torch.compile(function, backend="lynx", options={"strict": True, **options})(x)
+
+
+def test_a_graph_that_cannot_be_captured_runs_as_torch_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("lynx.backend.aot_autograd", fails)
+    x = torch.randn(3)
+    with pytest.warns(RuntimeWarning, match="lynx leaves a graph to torch: RuntimeError: no"):
+        torch.testing.assert_close(torch.compile(function, backend="lynx")(x), function(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast = torch.compile(lambda y: function(y) + 1, backend="lynx")
+        torch.testing.assert_close(fast(x), function(x) + 1)
+
+
+def test_attention_has_right_gradients() -> None:
+    """`core_aten_decompositions()` would make them wrong without an error."""
+    inputs = [torch.randn(2, 2, 8, 4, requires_grad=True) for _ in range(3)]
+    attention = nn.functional.scaled_dot_product_attention
+    expected = torch.autograd.grad(attention(*inputs, is_causal=True).square().sum(), inputs)
+    fast = torch.compile(attention, backend="lynx", options={"strict": True})
+    actual = torch.autograd.grad(fast(*inputs, is_causal=True).square().sum(), inputs)
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_cache_of_aot_autograd_is_not_shared_with_other_back_ends(tmp_path: Path) -> None:
+    with torch._functorch.config.patch(enable_autograd_cache=True):
+        x = torch.randn(4)
+        torch.compile(function, backend="aot_eager")(x[None])
+        torch._dynamo.reset()
+        before = RECORDS.listen()
+        torch.compile(function, backend="lynx")(x[None])
+        RECORDS.unlisten(before)
+    assert [record.kind for record in before] == ["inference"]
+
+
+def test_no_compiled_graph_writes_denormals_to_zero() -> None:
+    tiny = torch.full((4,), 1e-40)
+    torch.compile(lambda x: x * 1, backend="lynx")(tiny)
+    assert float((tiny * 1).sum()) > 0
