@@ -205,9 +205,11 @@ def input_lists(draw: st.DrawFn) -> tuple[Input, ...]:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """Draw a program of up to eight lines."""
+    """Draw a program of up to nine lines."""
     writer = Writer(draw(input_lists()))
     numbers = st.tuples(*[st.integers(0, 11)] * 6)
-    for kind, drawn in draw(st.lists(st.tuples(st.sampled_from(KINDS), numbers), max_size=8)):
+    for kind, drawn in draw(
+        st.lists(st.tuples(st.sampled_from(KINDS), numbers), min_size=3, max_size=9)
+    ):
         writer.add(kind, drawn)
     return writer.finish(tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))))

@@ -135,6 +135,9 @@ KNOWN: dict[str, Program] = {
     ),
     "every other column": write([FLOATS], "x0[:, ::2] += x0[:, 1::2]", "return (x0.sum(),)"),
     "views of one new tensor": write([LEAF], "t0 = x0 * 2", "return (t0[0], t0[1:], t0.t())"),
+    "a copy and a view of it": write(
+        [FLOATS], "t0 = x0.clone()", "t1 = t0.view([24])", "return (t1, t0)"
+    ),
     "write after a view": write(
         [LEAF], "t0 = x0.clone()", "t1 = t0[1]", "t0.mul_(x0)", "return (t1, t0)"
     ),
