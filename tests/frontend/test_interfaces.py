@@ -1,4 +1,4 @@
-"""Options, modes, settings, the command line, explanations, and what happens when something fails."""
+"""Options, modes, settings, the command line, explanations, and what failures lead to."""
 
 from __future__ import annotations
 
