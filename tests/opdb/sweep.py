@@ -134,12 +134,9 @@ def sweep(options: argparse.Namespace, pairs: Sequence[Pair]) -> dict[Pair, dict
 
 def show(pair: Pair, verdicts: dict[str, str], done: int, total: int) -> None:
     """Print a line for a regression; on a terminal, how far we are."""
+    start, end = ("\r", "\033[K") if sys.stdout.isatty() else ("", "")
     if is_regression(verdicts):
-        print(
-            f"\r{pair}: {verdicts['lynx'][:200]}\033[K"
-            if sys.stdout.isatty()
-            else f"{pair}: {verdicts['lynx'][:200]}"
-        )
+        print(f"{start}{pair}: {verdicts['lynx'][:200]}{end}", flush=True)
     if sys.stdout.isatty():
         print(f"\r{done} of {total}: {pair}\033[K", end="", flush=True)
 
