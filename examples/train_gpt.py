@@ -213,7 +213,11 @@ def peak_of_tensors(profiler: Any) -> float:
 
 def peak_of_process() -> float:
     """Return the most memory that this process ever had, in MB."""
-    unit = 1e6 if sys.platform == "darwin" else 1e3  # macOS counts bytes, Linux kilobytes
+    status = Path("/proc/self/status")
+    if status.exists():  # on Linux, `ru_maxrss` starts at what the parent process had
+        kilobytes = next(line for line in status.read_text().splitlines() if "VmHWM" in line)
+        return int(kilobytes.split()[1]) / 1e3
+    unit = 1e6 if sys.platform == "darwin" else 1e3  # macOS counts bytes, others kilobytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 

@@ -48,6 +48,7 @@ def aot_autograd(
 
     Mutations of inputs stay in the graphs as trailing `copy_`. Saved tensors are chosen by min-cut
     partitioning. Donated buffers are off: they forbid `retain_graph=True`, which eager allows.
+    What backward needs in memory may be recomputed too, which halves what a GELU keeps.
     `fallback_random` keeps random operators whose result is unused, so that the generator moves as
     in eager.
     """
@@ -60,7 +61,9 @@ def aot_autograd(
         keep_inference_input_mutations=True,
     )
     with (
-        torch._functorch.config.patch(donated_buffer=False),
+        torch._functorch.config.patch(
+            donated_buffer=False, ban_recompute_materialized_backward=False
+        ),
         torch._inductor.config.patch(fallback_random=True),
     ):
         compiled: Callable[..., Any] = compiler(graph_module, inputs)
