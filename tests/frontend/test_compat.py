@@ -1,0 +1,152 @@
+"""Each private API of torch that `lynx.compat` wraps still does what Lynx needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lynx import compat
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def trace(function: Callable[..., Any], *inputs: Any, mode: str = "fake") -> torch.fx.GraphModule:
+    module: torch.fx.GraphModule = make_fx(function, tracing_mode=mode)(*inputs)
+    return module
+
+
+def node(module: torch.fx.GraphModule, name: str) -> torch.fx.Node:
+    return next(n for n in module.graph.nodes if n.name == name)
+
+
+def test_aot_autograd_hands_out_boxed_graphs_and_metadata() -> None:
+    seen: list[tuple[str, int | None, int]] = []
+
+    def compiler(kind: str) -> Callable[..., Any]:
+        def compile_(module: torch.fx.GraphModule, _: Any) -> Any:
+            outputs = len(module.graph.output_node().args[0])  # type: ignore[arg-type]
+            seen.append((kind, compat.forward_output_count(), outputs))
+            return compat.boxed(lambda arguments: module.forward(*arguments))
+
+        return compile_
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        return compat.aot_autograd(
+            module,
+            inputs,
+            forward=compiler("forward"),
+            backward=compiler("backward"),
+            inference=compiler("inference"),
+            decompositions={},
+        )
+
+    x = torch.randn(3, requires_grad=True)
+    torch.compile(lambda t: (t.sin().exp(), t * 2), backend=backend)(x)[0].sum().backward()
+    torch.testing.assert_close(x.grad, x.cos() * x.sin().exp())
+    kinds = [kind for kind, _, _ in seen]
+    assert kinds == ["forward", "backward"]
+    assert seen[0][1] == 2
+    assert seen[0][2] > 2
+
+
+def test_parameters_are_static() -> None:
+    found: list[frozenset[int]] = []
+
+    def forward(module: torch.fx.GraphModule, _: Any) -> Any:
+        found.append(compat.static_input_indices())
+        return compat.boxed(lambda arguments: module.forward(*arguments))
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        return compat.aot_autograd(
+            module, inputs, forward=forward, backward=forward, inference=forward, decompositions={}
+        )
+
+    torch.compile(torch.nn.Linear(2, 2), backend=backend)(torch.randn(1, 2))
+    assert len(found[0]) == 2
+
+
+def test_outside_tracing_tensors_are_real() -> None:
+    with torch._subclasses.FakeTensorMode():
+        with compat.outside_tracing():
+            assert type(torch.ones(2) + 1) is torch.Tensor
+        assert isinstance(torch.ones(2), compat.FakeTensor)
+
+
+def test_kinds_of_nodes() -> None:
+    module = trace(lambda x: (torch.rand_like(x), x + 1), torch.ones(2))
+    rand, add = node(module, "rand_like"), node(module, "add")
+    assert compat.draws_random_numbers(rand.target)
+    assert not compat.draws_random_numbers(add.target)
+    assert not compat.has_side_effect(add)
+    assert not compat.has_side_effect(rand)
+    assert compat.has_side_effect(module.graph.output_node())
+
+
+def test_symbols_and_their_ranges() -> None:
+    module = trace(lambda x: x * 2, torch.ones(5, 3), mode="symbolic")
+    size = node(module, "mul").meta["val"].shape[0]
+    expression = compat.symbolic_expression(size)
+    assert expression.is_Symbol
+    lower, _ = compat.value_range(compat.shape_environment(size), expression)
+    assert lower in (0, 2)
+
+
+def test_storage_identity_and_plain_fakes() -> None:
+    module = trace(lambda x: (x.view(-1), x + 1), torch.ones(2, 2))
+    view, add = node(module, "view").meta["val"], node(module, "add").meta["val"]
+    given = next(iter(module.graph.nodes)).meta["val"]
+    assert compat.storage_identity(view) == compat.storage_identity(given)
+    assert compat.storage_identity(add) != compat.storage_identity(given)
+    assert compat.is_plain_fake(view)
+    assert not compat.is_plain_fake(torch.ones(2, 2).to_sparse())
+    assert not compat.is_plain_fake(3)
+
+
+def test_graph_breaks_have_reasons_and_places() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    ((reason, place),) = compat.graph_break_reasons(function, torch.ones(2))
+    assert reason
+    assert "test_compat.py" in place
+
+
+def test_backward_graphs_can_be_compiled_with_their_forward() -> None:
+    kinds: list[str] = []
+
+    def compiler(kind: str) -> Callable[..., Any]:
+        def compile_(module: torch.fx.GraphModule, _: Any) -> Any:
+            kinds.append(kind)
+            return compat.boxed(lambda arguments: module.forward(*arguments))
+
+        return compile_
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        return compat.aot_autograd(
+            module,
+            inputs,
+            forward=compiler("forward"),
+            backward=compiler("backward"),
+            inference=compiler("inference"),
+            decompositions={},
+        )
+
+    with compat.eager_backward_compilation():
+        torch.compile(torch.sin, backend=backend)(torch.ones(2, requires_grad=True))
+    assert sorted(kinds) == ["backward", "forward"]
+
+
+def test_control_flow_errors_of_dynamo_are_known() -> None:
+    assert len(compat.CONTROL_FLOW_ERRORS) >= 2
