@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
+
+import sympy
 
 from .dims import Dim, format_dim, is_equal, product
 from .sharding import Sharding, quote_name
@@ -177,3 +180,15 @@ def is_same_type(a: Type, b: Type) -> bool:
 def _is_same_dim(a: Dim, b: Dim) -> bool:
     # The text normalises exact divisions, which have no common polynomial form.
     return is_equal(a, b) or format_dim(a) == format_dim(b)
+
+
+def symbols_told(type_: Type) -> Iterator[str]:
+    """Yield the symbols that are a number of this type, or a size of a tensor of it."""
+    dims: tuple[Dim | None, ...] = ()
+    if isinstance(type_, ScalarType):
+        dims = (type_.expr,)
+    elif isinstance(type_, TensorType):
+        dims = type_.shape
+    for dim in dims:
+        if isinstance(dim, sympy.Symbol):
+            yield dim.name

@@ -17,6 +17,7 @@ import torch._inductor.config
 import torch._subclasses.fake_tensor
 import torch.fx
 import torch.utils._python_dispatch
+import torch.utils._sympy.printers
 
 CompilerFunction = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -168,6 +169,11 @@ def is_plain_fake(value: Any) -> bool:
 def symbolic_expression(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Any:
     """Return the sympy expression of a symbolic number."""
     return value.node.expr
+
+
+def size_source(expression: Any) -> str:
+    """Return Python source that evaluates a sympy expression; it may use `math` and `torch`."""
+    return str(torch.utils._sympy.printers.PythonPrinter().doprint(expression))
 
 
 def shape_environment(value: torch.SymInt) -> Any:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import sympy
 
 from lynx.ir.core import Graph, InputSpec, Mutation, Op, OutputSpec, Value
-from lynx.ir.dims import Dim, contiguous_strides, free_symbols
+from lynx.ir.dims import contiguous_strides, free_symbols
 from lynx.ir.ops.aten import Aten, Resource
 from lynx.ir.ops.layout import Reshape
 from lynx.ir.program import (
@@ -26,7 +26,7 @@ from lynx.ir.program import (
     equal_strides,
     storage_bytes,
 )
-from lynx.ir.types import ScalarType, TensorType, Type
+from lynx.ir.types import ScalarType, TensorType, symbols_told
 
 from .base import PassContext, Remark, Requirement, register_pass
 from .layouts import Strides, chosen_strides, has_rule, view_strides
@@ -217,18 +217,6 @@ def bound_symbols(inputs: tuple[Value, ...], specs: tuple[InputSpec, ...]) -> It
         for stride in spec.strides or ():
             if isinstance(stride, sympy.Symbol):
                 yield stride.name
-
-
-def symbols_told(type_: Type) -> Iterator[str]:
-    """Yield the symbols that are a number of this type, or a size of a tensor of it."""
-    dims: tuple[Dim | None, ...] = ()
-    if isinstance(type_, ScalarType):
-        dims = (type_.expr,)
-    elif isinstance(type_, TensorType):
-        dims = type_.shape
-    for dim in dims:
-        if isinstance(dim, sympy.Symbol):
-            yield dim.name
 
 
 def returns_of(program: Program) -> tuple[Return, ...]:

@@ -26,8 +26,7 @@ from lynx.ir.program import (
     Write,
     equal_strides,
 )
-from lynx.ir.types import ScalarType, TensorType
-from lynx.passes.lower import symbols_told
+from lynx.ir.types import ScalarType, TensorType, symbols_told
 from lynx.passes.plan_memory import BufferGroup, groups_of
 
 from .dtypes import torch_dtype

@@ -29,12 +29,12 @@ from lynx.ir.core import (
     Value,
     flatten,
 )
-from lynx.ir.dims import Dim, free_symbols
+from lynx.ir.dims import Dim, free_symbols, symbol
 from lynx.ir.errors import CompileError, LynxError
 from lynx.ir.ops.aten import Aten, Resource, Symbolic
 from lynx.ir.types import DType, ScalarType, TensorType, Type, is_same_type
 
-from .dims import DimReader
+from .dims import DimReader, evaluate_size
 from .locations import location_of
 from .registry import RULES, Context, Decline
 from .targets import name_of_target
@@ -163,10 +163,8 @@ class _Importer:
             return None
         if has_side_effect(node):
             return None
-        try:
-            dim = self.dims.read(traced)
-        except CompileError:
-            return None
+        dim = self.dims.read(traced)
+        self._derive_sizes()
         return dim if self.bound.issuperset(free_symbols([dim])) else None
 
     def _operator(self, node: torch.fx.Node) -> None:
@@ -177,6 +175,7 @@ class _Importer:
             node.meta["val"] = Untraced()
         traced = list(flatten_results(node.meta["val"]))
         types = tuple(type_of(value, self.dims) for value in traced)
+        self._derive_sizes()
         for type_ in types:
             self._bind(type_)
         strides = tuple(strides_of(value, self.dims) for value in traced)
@@ -206,6 +205,8 @@ class _Importer:
         reason = _unstructured(present) or _unstructured(tuple(value.type for value in values))
         if reason:
             return reason
+        arguments = self._with_sizes(arguments)
+        keywords = {name: self._with_sizes(item) for name, item in keywords.items()}
         mark = len(self.builder.ops)
         context = Context(self.builder, target, types, strides, self.layouts, self.dims.ranges)
         try:
@@ -220,6 +221,16 @@ class _Importer:
             imported = Decline(f"the op would give {_listed(given)}, torch gives {_listed(types)}")
         del self.builder.ops[mark:]
         return imported.reason
+
+    def _with_sizes(self, item: Any) -> Any:
+        """Replace integers that are computed while running by their expressions."""
+        if isinstance(item, tuple):
+            return tuple(map(self._with_sizes, item))
+        if isinstance(item, Value) and isinstance(item.type, ScalarType):
+            dim = item.type.expr
+            known = dim is not None and self.bound.issuperset(free_symbols([dim]))
+            return dim if known else item
+        return item
 
     def _through_torch(
         self,
@@ -305,6 +316,16 @@ class _Importer:
         elif isinstance(type_, TensorType):
             self.bound.update(d.name for d in type_.shape if isinstance(d, sympy.Symbol))
 
+    def _derive_sizes(self) -> None:
+        """Compute the derived symbols that nothing has told, once what they depend on is known."""
+        for name, (source, inner) in self.dims.derived.items():
+            if name not in self.bound and self.bound.issuperset(inner):
+                type_ = ScalarType("int", symbol(name))
+                values = tuple((part, symbol(part)) for part in inner)
+                reason = "a size that is no polynomial"
+                self.builder.add(Aten(_SIZE, (source,), values, (type_,), reason=reason))
+                self.bound.add(name)
+
     def _remember_layout(self, value: Value | None, traced: Any) -> None:
         strides = strides_of(traced, self.dims)
         if value is not None and strides is not None and isinstance(value.type, TensorType):
@@ -314,6 +335,9 @@ class _Importer:
         missing = [s.name for s in self.dims.symbols if s.name not in self.bound]
         if missing:
             raise CompileError("unbound-symbol", f"no input determines {', '.join(missing)}")
+
+
+_SIZE = f"python.{evaluate_size.__module__}.{evaluate_size.__name__}"
 
 
 def _outputs(node: torch.fx.Node) -> tuple[Any, ...]:

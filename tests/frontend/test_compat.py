@@ -11,6 +11,7 @@ import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lynx import compat
+from lynx.importer.dims import evaluate_size
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +151,11 @@ def test_backward_graphs_can_be_compiled_with_their_forward() -> None:
 
 def test_control_flow_errors_of_dynamo_are_known() -> None:
     assert len(compat.CONTROL_FLOW_ERRORS) >= 2
+
+
+def test_size_source_can_be_evaluated() -> None:
+    module = trace(lambda x: x.new_zeros(int(x.shape[0] * 0.7)), torch.ones(5), mode="symbolic")
+    expression = compat.symbolic_expression(node(module, "new_zeros").meta["val"].shape[0])
+    (symbol,) = expression.free_symbols
+    source = compat.size_source(expression)
+    assert evaluate_size(source, **{symbol.name: 9}) == 6

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lynx.ir.core import Builder, Foreign, Graph, Mutation, Value
+from lynx.ir.dims import SymbolRange, symbol
 from lynx.ir.location import Location
 from lynx.ir.ops.aten import Aten, Symbolic
 from lynx.ir.types import DType, ScalarType, TensorType, Type
@@ -134,3 +135,16 @@ def test_unused_inputs_stay() -> None:
     graph = run("dce", builder.build(()))
     assert len(graph.inputs) == 1
     assert not graph.ops
+
+
+def test_who_tells_a_size_stays() -> None:
+    size, other = symbol("u0"), symbol("u1")
+    told = TensorType(DType.I64, (size, 1))
+    builder = Builder("g")
+    x = builder.input("x", F32)
+    found = builder.emit(call("aten.nonzero.default", x, type=told))
+    builder.emit(call("aten.mul.Tensor", found, 2, type=told))  # tells nothing new
+    builder.emit(call("aten._local_scalar_dense.default", x, type=ScalarType("int", other)))
+    result = builder.emit(call("aten.mul.Tensor", x, 2 * size))
+    graph = run("dce", builder.build((result,), symbols=(SymbolRange("u0"), SymbolRange("u1"))))
+    assert [op.target for op in graph.ops] == ["aten.nonzero.default", "aten.mul.Tensor"]
