@@ -30,6 +30,7 @@ from lynx.ir.types import ScalarType, TensorType, symbols_told
 
 from .base import PassContext, Remark, Requirement, register_pass
 from .layouts import Strides, chosen_strides, has_rule, view_strides
+from .output_groups import separate_groups
 from .requirements import IS_GRAPH
 
 ARENA_DEVICES = ("cpu", "cuda", "xpu")
@@ -51,6 +52,7 @@ class Lower:
 
     def run(self, module: Graph, context: PassContext) -> Program:
         """Return the program of a graph."""
+        module = separate_groups(module)
         lowering = _Lowering(module, context)
         placements = lowering.placements()
         uses = _last_uses(module)

@@ -154,7 +154,7 @@ def test_control_flow_errors_of_dynamo_are_known() -> None:
 
 
 def test_size_source_can_be_evaluated() -> None:
-    module = trace(lambda x: x.new_zeros(int(x.shape[0] * 0.7)), torch.ones(5), mode="symbolic")
+    module = trace(lambda x: x.new_zeros(torch.sym_int(x.shape[0] * 0.7)), torch.ones(5), mode="symbolic")
     expression = compat.symbolic_expression(node(module, "new_zeros").meta["val"].shape[0])
     (symbol,) = expression.free_symbols
     source = compat.size_source(expression)

@@ -366,3 +366,14 @@ def test_errors_at_run_time_are_torch_errors() -> None:
     with pytest.raises(IndexError):
         fast(torch.randn(3), torch.tensor([7]))
     torch.testing.assert_close(fast(torch.ones(3), torch.tensor([2])), torch.tensor([2.0]))
+
+
+def copies_and_views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y, z = x.clone(), x.clone()
+    return y[0], y, z.view(-1), z[1:], x + 0
+
+
+def test_copies_stay_apart_and_their_views_together() -> None:
+    check(copies_and_views, randn(3, 4))
+    check(lambda x: copies_and_views(x.exp()), randn(3, 4))
+    check(copies_and_views, randn(3, 4, grad=True))
