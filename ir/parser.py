@@ -70,6 +70,10 @@ class Language:
             raise TextError(
                 mistake.code, mistake.message, text, line, column, file=file
             ) from mistake
+        except RecursionError:
+            line, column = _deepest(text)
+            message = "brackets nest too deeply"
+            raise TextError("syntax-error", message, text, line, column, file=file) from None
 
     def _syntax_error(self, error: UnexpectedInput, text: str, file: str) -> TextError:
         expected = self._expected(error)
@@ -118,6 +122,17 @@ class Language:
                 # The parser has seen one token more before it knew that a construct is complete.
                 at = tokens[-2] if len(tokens) > 1 else tokens[-1]
         return (at.line or 1, at.column or 1) if at is not None else (1, 1)
+
+
+def _deepest(text: str) -> tuple[int, int]:
+    """Return the line and the column of the innermost bracket."""
+    depth = deepest = at = 0
+    for index, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth > deepest:
+            deepest, at = depth, index
+    before = text[:at].split("\n")
+    return len(before), len(before[-1]) + 1
 
 
 def _end(text: str) -> tuple[int, int]:

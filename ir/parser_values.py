@@ -22,6 +22,9 @@ from .types import DType, OpaqueType, ScalarType, TensorType, Type
 _DTYPES = {dtype.value: dtype for dtype in DType}
 _SCALARS = ("int", "float", "bool")
 _T = TypeVar("_T")
+_MAX_BITS = 4096
+"""The largest integer of a text, far beyond any size: Python refuses to print much larger ones."""
+_MAX_EXPONENT = 64
 
 
 class Mistake(Exception):  # noqa: N818 - it becomes a `TextError` once the text is known
@@ -152,6 +155,41 @@ def _dim(item: Any, at: Token | None = None) -> Dim:
     raise Mistake("bad-dimension", f"expected an integer expression, got {item}", at)
 
 
+def to_integer(token: Token) -> int:
+    """Return the integer that a token spells; a `Mistake` if it has thousands of digits."""
+    if len(token) > _MAX_BITS // 4:
+        raise Mistake("bad-dimension", f"the integer has {len(token)} digits", token)
+    return int(token)
+
+
+def _result(item: Any) -> Dim:
+    """Return the result of arithmetic, which must be an integer that can be printed."""
+    dim = simplify(item)
+    if isinstance(dim, int):
+        if dim.bit_length() > _MAX_BITS:
+            raise Mistake("bad-dimension", f"the integer has more than {_MAX_BITS} bits")
+    elif dim.is_number:
+        raise Mistake("bad-dimension", f"expected an integer, got {dim}")
+    return dim
+
+
+def _power(base: Dim, exponent: Dim) -> Dim:
+    if isinstance(exponent, int):
+        bits = base.bit_length() if isinstance(base, int) else 1
+        limit = _MAX_BITS if isinstance(base, int) else _MAX_EXPONENT
+        if abs(exponent) * bits > limit:
+            raise Mistake("bad-dimension", f"the exponent {exponent} is too large")
+    return _result(sympy.Pow(base, exponent))
+
+
+def _part(item: Any, at: Token) -> float:
+    """Return the real or the imaginary part of a complex number."""
+    number = _literal(item)
+    if isinstance(number, int | float):
+        return number
+    raise Mistake("syntax-error", f"a part of a complex number must be a number, got {item}", at)
+
+
 def _divisor(item: Any) -> Dim:
     divisor = _dim(item)
     if divisor == 0:
@@ -194,7 +232,7 @@ class Reader(Transformer[Token, Any]):
         return Mesh(at_text(name), axes)
 
     def axis(self, name: str, size: Token) -> tuple[str, int]:
-        return str(name), int(size)
+        return str(name), to_integer(size)
 
     def ops(self, *ops: OpNode) -> tuple[OpNode, ...]:
         return ops
@@ -244,7 +282,8 @@ class Reader(Transformer[Token, Any]):
         return types
 
     def place(self, file: Token, line: Token, module: Token | None) -> Location:
-        return Location(_unquote(file), int(line), _unquote(module) if module else "")
+        place = to_integer(line)
+        return Location(_unquote(file), place, _unquote(module) if module else "")
 
     def module_place(self, module: Token) -> Location:
         return Location(module=_unquote(module))
@@ -269,7 +308,9 @@ class Reader(Transformer[Token, Any]):
 
     def opaque(self, token: Token) -> TypeNode:
         kind = token[len("opaque<") : -1]
-        return TypeNode(OpaqueType(json.loads(kind) if kind.startswith('"') else kind), token)
+        if kind.startswith('"'):
+            kind = _unquote(token.update(value=kind))
+        return TypeNode(OpaqueType(kind), token)
 
     def dim(self, size: Any, axes: tuple[str, ...] | None) -> DimNode:
         return DimNode(_dim(size), axes or ())
@@ -299,13 +340,13 @@ class Reader(Transformer[Token, Any]):
         return _literal(item)
 
     def add(self, left: Any, right: Any) -> Dim:
-        return simplify(_dim(left) + _dim(right))
+        return _result(_dim(left) + _dim(right))
 
     def subtract(self, left: Any, right: Any) -> Dim:
-        return simplify(_dim(left) - _dim(right))
+        return _result(_dim(left) - _dim(right))
 
     def multiply(self, left: Any, right: Any) -> Dim:
-        return simplify(_dim(left) * _dim(right))
+        return _result(_dim(left) * _dim(right))
 
     def floor_divide(self, left: Any, right: Any) -> Dim:
         return floor_div(_dim(left), _divisor(right))
@@ -319,17 +360,17 @@ class Reader(Transformer[Token, Any]):
         return -item if isinstance(item, float) else simplify(-_dim(item))
 
     def raise_to(self, base: Any, exponent: Any) -> Dim:
-        return simplify(sympy.Pow(_dim(base), _dim(exponent)))
+        return _power(_dim(base), _dim(exponent))
 
     def integer(self, token: Token) -> int:
-        return int(token)
+        return to_integer(token)
 
     def fraction(self, token: Token) -> float:
         return float(token)
 
     def function(self, name: Token, *arguments: Any) -> Any:
         if name == "complex" and len(arguments) == 2:
-            return complex(*(_literal(argument) for argument in arguments))
+            return complex(*(_part(argument, name) for argument in arguments))
         dims = [_dim(argument, name) for argument in arguments]
         if name == "min":
             return minimum(*dims)

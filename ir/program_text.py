@@ -13,7 +13,16 @@ from .build import GraphBuilder
 from .core import Graph, Value
 from .dims import Dim, contiguous_strides, difference, format_dim, simplify
 from .parser import Language
-from .parser_values import Attribute, GraphNode, Mistake, OpNode, Reader, at_text, unknown
+from .parser_values import (
+    Attribute,
+    GraphNode,
+    Mistake,
+    OpNode,
+    Reader,
+    at_text,
+    to_integer,
+    unknown,
+)
 from .printer import Printer, format_literal, print_with, quote
 from .program import (
     WRITE_KINDS,
@@ -202,11 +211,11 @@ class ProgramReader(Reader):
 
     def arena_size(self, device: str, size: Token) -> BorderNode:
         """Return the size of an arena."""
-        return BorderNode("arena", device, (int(size),))
+        return BorderNode("arena", device, (to_integer(size),))
 
     def saved_size(self, device: str, size: Token) -> BorderNode:
         """Return the size of what is kept for backward."""
-        return BorderNode("saved", device, (int(size),))
+        return BorderNode("saved", device, (to_integer(size),))
 
 
 @functools.cache
@@ -299,10 +308,11 @@ def _entries(node: ProgramNode, kind: str, count: int) -> Iterable[tuple[BorderN
     for entry in node.border:
         if entry.kind != kind:
             continue
-        if int(entry.key) >= count:
-            at = entry.key if isinstance(entry.key, Token) else None
-            raise Mistake("bad-index", f"there is no {kind} {entry.key}", at)
-        yield entry, int(entry.key)
+        assert isinstance(entry.key, Token), entry
+        index = to_integer(entry.key)
+        if index >= count:
+            raise Mistake("bad-index", f"there is no {kind} {index}", entry.key)
+        yield entry, index
 
 
 def _write(graph: Graph, index: int, kind: Token | None) -> Write:

@@ -145,7 +145,7 @@ def where_of_constant(op: Where) -> Value | NoMatch:
     where(full(true), x, y)  ==>  broadcast(x)
     """
     condition = op.condition.defined_by(Full)
-    if condition is None or isinstance(condition.value, Value):
+    if condition is None or not isinstance(condition.value, bool | int | float | complex):
         return NoMatch("the condition is not constant")
     chosen = op.x if condition.value else op.y
     type_ = op.out.tensor_type

@@ -230,7 +230,11 @@ class _Reader:
             raise self.error("duplicate-option", message, line, column)
 
     def _value(self, option: str, expected: Any, tree: Any) -> Any:
-        value = _plain(tree)
+        try:
+            value = _plain(tree)
+        except ValueError as error:  # more digits than Python reads
+            message = f"the option '{option}' cannot be read: {error}"
+            raise self.error("bad-option", message, tree.meta.line, tree.meta.column) from None
         if not _fits(value, expected):
             message = f"the option '{option}' expects {_describe(expected)}, got {_kind(value)}"
             raise self.error("bad-option", message, tree.meta.line, tree.meta.column)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,7 +43,11 @@ class Reinplace:
     def run(self, module: Program, context: PassContext) -> Program:
         """Return the program with other placements."""
         places: dict[Value, Placement] = {}
-        writes = tuple(_write_directly(module, write, places, context) for write in module.writes)
+        uses = Counter(mutation.value for mutation in module.graph.mutations)
+        writes = tuple(
+            _write_directly(module, write, uses[write.mutation.value], places, context)
+            for write in module.writes
+        )
         for index, step in enumerate(module.steps):
             operand = _dying_operand(module, index, step, places)
             if operand is not None:
@@ -110,12 +115,17 @@ def _may_share(program: Program, value: Value, root: Value) -> bool:
 
 
 def _write_directly(
-    program: Program, write: Write, places: dict[Value, Placement], context: PassContext
+    program: Program,
+    write: Write,
+    targets: int,
+    places: dict[Value, Placement],
+    context: PassContext,
 ) -> Write:
+    """Decide how a mutation is done whose new value goes to this many inputs."""
     if write.kind != "copy":
         return write
     mutation = write.mutation
-    refusal = _why_not_directly(program, mutation)
+    refusal = _why_not_directly(program, mutation, targets)
     if refusal:
         loc = mutation.value.op.loc if mutation.value.op is not None else None
         message = f"input '{mutation.target.name}' is copied into at the end: {refusal}"
@@ -125,14 +135,14 @@ def _write_directly(
     return Write(mutation, "in_place")
 
 
-def _why_not_directly(program: Program, mutation: Mutation) -> str:
+def _why_not_directly(program: Program, mutation: Mutation, targets: int) -> str:
     """Return why a mutation's value cannot be computed into the input, empty if it can."""
     value, target = mutation.value, mutation.target
     if value.type != target.type:
         return f"it holds {target.type}, its new value is {value.type}"
     if value.op is None or not isinstance(program.placements[value], Arena):
         return "its new value is an input, a view, an output, or allocated by torch"
-    if sum(other.value is value for other in (w.mutation for w in program.writes)) > 1:
+    if targets > 1:
         return "its new value goes to several inputs"
     strides = program.strides(target)
     if strides is None or not is_dense(target.shape, strides):

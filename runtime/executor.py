@@ -111,9 +111,10 @@ class _Plans:
         self._by_symbols: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
         self._by_class: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
         self._lock = threading.Lock()
-        if sizes is None:
+        self._fixed: tuple[tuple[int, ...], int] | None = None
+        if sizes is None:  # shapes may depend on symbols all the same, if another size is 0
             offsets = tuple(buffer.placement.offset or 0 for buffer in group.buffers)
-            self._by_symbols[()] = (offsets, self._top(offsets))
+            self._fixed = (offsets, self._top(offsets))
 
     def _top(self, offsets: tuple[int, ...]) -> int:
         pairs = zip(offsets, self._group.sizes, strict=True)
@@ -121,7 +122,7 @@ class _Plans:
 
     def __call__(self, symbols: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
         """Return the offsets of the buffers and the size of the arena."""
-        return self._by_symbols.get(symbols) or self._plan(symbols)
+        return self._fixed or self._by_symbols.get(symbols) or self._plan(symbols)
 
     def _plan(self, symbols: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
         assert self._sizes is not None, symbols

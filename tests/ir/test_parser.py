@@ -205,3 +205,37 @@ def test_large_graphs() -> None:
         assert differences(graph, parsed) == []
     finally:
         sys.setrecursionlimit(limit)
+
+
+@pytest.mark.parametrize(
+    ("size", "problem"),
+    [
+        ("9**9**9**9", "too large"),
+        ("2**100000", "too large"),
+        ("(2**2000)*(2**2000)*(2**2000)", "more than 4096 bits"),
+        ("s0**100000", "too large"),
+        ("2**-1", "expected an integer"),
+        ("0**-1", "expected an integer"),
+        ("9" * 5000, "5000 digits"),
+        ("complex(s0, 2)", "a part of a complex number"),
+        ("complex(true, none)", "a part of a complex number"),
+    ],
+)
+def test_numbers_that_no_size_can_be(size: str, problem: str) -> None:
+    error = mistake(f"graph @g(%x: f32[4]) symbols (s0) {{\n  %0 = add %x, {size}\n  return %0\n}}")
+    assert problem in error.message
+    assert error.line == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '%0 = exp %x : opaque<"\\x">',
+        f'%0 = exp %x loc("a":{"9" * 5000})',
+        f"%0 = concatenate {'[' * 3000}%x{']' * 3000} {{dim = 0}}",
+        f"%0 = aten @aten.f.default({'[' * 3000}%x{']' * 3000}) : f32[4]",
+    ],
+)
+def test_what_python_cannot_read_is_a_mistake(line: str) -> None:
+    error = mistake(f"graph @g(%x: f32[4]) {{\n  {line}\n  return %0\n}}")
+    assert error.line == 2

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lynx.ir import parse_module
+from lynx.ir import Builder, ScalarType, SymbolRange, parse_module, symbol
 from lynx.ir.core import Graph, Op, Value
-from lynx.ir.ops.elementwise_arithmetic import Add, Cast, Divide, Multiply, Subtract
+from lynx.ir.ops.elementwise_arithmetic import Add, Cast, Divide, Multiply, Subtract, Where
+from lynx.ir.ops.factory import Full
 from lynx.ir.ops.layout import AsStrided, Permute, Reshape, Squeeze, Unsqueeze
 from lynx.ir.ops.layout_slicing import Concatenate, Select, Slice
 from lynx.ir.types import DType, TensorType
@@ -203,3 +204,13 @@ def test_neutral_numbers_with_complex() -> None:
     x = Value(TensorType(DType.C64, (81,)))
     for number in (0, 0.0, -0.0, 1, 1.0):
         check(Add(x, number), Subtract(x, number), Multiply(x, number), Divide(x, number))
+
+
+def test_a_condition_that_a_symbol_decides_is_not_constant() -> None:
+    builder = Builder("symbolic")
+    builder.input("n", ScalarType("int", symbol("s0")))
+    x = builder.input("x", TensorType(DType.F32, (3,)))
+    condition = builder.emit(Full(symbol("s0"), (3,), DType.BOOL))
+    result = builder.emit(Where(condition, x, 2.0))
+    graph = canonical(builder.build((result,), symbols=(SymbolRange("s0", 0, None),)))
+    assert any(isinstance(op, Where) for op in graph.ops)

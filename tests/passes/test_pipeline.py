@@ -188,6 +188,7 @@ ERRORS = [
     ("test-options{max-ops=1,max-ops=2}", "duplicate-option", "given twice", 1, 24),
     ("test-needy", "missing-option", "needs the option 'size'", 1, 1),
     ("test-options{max-ops=true}", "bad-option", "expects an integer, got the truth value", 1, 22),
+    (f"test-options{{max-ops={'9' * 5000}}}", "bad-option", "cannot be read", 1, 22),
     ("test-options{verbose=1}", "bad-option", "expects true or false, got the integer 1", 1, 22),
     ("test-options{label=[a]}", "bad-option", "expects a name or quoted text, got the list", 1, 20),
     ("test-options{only=a}", "bad-option", "expects a list of names such as [a,b]", 1, 19),

@@ -383,3 +383,19 @@ def test_strides_that_an_operator_expects() -> None:
     assert seen == [(1, 64)] * 2
     assert torch.equal(first, x_.exp())
     assert torch.equal(second, x_)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_empty_tensors_with_a_symbolic_size(saved: bool) -> None:
+    builder = Builder("empty")
+    x = builder.input("x", TensorType(DType.F32, (symbol("s0"), 0)), InputSpec((1, 1)))
+    empty = builder.emit(ops.Exp(x))
+    total = builder.emit(ops.Sum(empty, (1,), False))
+    specs = (OutputSpec((1, 1), saved=saved), OutputSpec())
+    symbols = (SymbolRange("s0", 0, None),)
+    chosen = slice(0, 1) if saved else slice(1, 2)
+    graph = builder.build((empty, total)[chosen], specs[chosen], (), symbols)
+    run = executable(graph)
+    for rows in (3, 0, 5):
+        results = run([torch.zeros(rows, 0)])
+        assert torch.equal(results[-1], torch.zeros(rows, 0) if saved else torch.zeros(rows))
