@@ -59,4 +59,4 @@ def _compile(
     )
 
 
-lynx.reset = RECORDS.reset  # type: ignore[attr-defined]  # called by torch._dynamo.reset()
+lynx.reset = RECORDS.reset  # type: ignore[attr-defined]  # called when Dynamo is reset

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._decomp
 import torch._dynamo
 import torch._dynamo.backends.common
 import torch._dynamo.exc
@@ -14,6 +15,7 @@ import torch._functorch.config
 import torch._functorch.partitioners
 import torch._guards
 import torch._inductor.config
+import torch._ops
 import torch._subclasses.fake_tensor
 import torch.fx
 import torch.utils._python_dispatch
@@ -22,6 +24,9 @@ import torch.utils._sympy.printers
 CompilerFunction = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 FakeTensor = torch._subclasses.fake_tensor.FakeTensor
+OpOverload = torch._ops.OpOverload
+HigherOrderOperator = torch._ops.HigherOrderOperator
+get_decompositions = torch._decomp.get_decompositions
 
 CONTROL_FLOW_ERRORS: tuple[type[BaseException], ...] = tuple(
     getattr(torch._dynamo.exc, name)

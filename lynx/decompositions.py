@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions  # the public way to the table, in torch.export's docs
+
+from lynx.compat import get_decompositions
 
 _OPERATORS = (
     torch.ops.aten.select_backward,

@@ -65,7 +65,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     """
     with torch.random.fork_rng():
         breaks = graph_break_reasons(function, *args, **kwargs)
-        torch._dynamo.reset()
+        torch.compiler.reset()
         graphs = RECORDS.listen()
         try:
             with eager_backward_compilation():

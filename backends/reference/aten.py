@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,12 +18,15 @@ from lynx.ir.types import DType, OpaqueType
 
 from .dtypes import torch_dtype
 from .registry import means
+from .torch_internals import HigherOrderOperator, OpOverload
 
 
 @means(Aten)
 def call_aten(op: Aten) -> Call:
     """Call the operator that the name stands for."""
     function = target_function(op.target)
+    if op.sequences:
+        function = functools.partial(_call_restored, function, op.sequences)
     if len(op.types) != 1:
         function = functools.partial(_call_flat, function)
     elif op.types[0] != OpaqueType("object") and _may_return_sequence(function):
@@ -96,6 +100,25 @@ def _identity(item: Any) -> Any:
     return item
 
 
+def _call_restored(
+    function: Any, sequences: tuple[str, ...], *arguments: Any, **keywords: Any
+) -> Any:
+    """Call with sequences of the kinds that the operator was traced with."""
+    kinds = iter(sequences)
+    restored = [_restored(item, kinds) for item in arguments]
+    return function(*restored, **{name: _restored(v, kinds) for name, v in keywords.items()})
+
+
+def _restored(item: Any, kinds: Iterator[str]) -> Any:
+    if not isinstance(item, tuple | list):
+        return item
+    kind, *keys = next(kinds).split(" ")
+    parts = [_restored(part, kinds) for part in item]
+    if kind == "dict":
+        return dict(zip(keys, parts, strict=True))
+    return tuple(parts) if kind == "tuple" else parts
+
+
 def _call_flat(function: Any, *arguments: Any, **keywords: Any) -> Any:
     """Call and give nested results as one flat tuple; no result is the empty tuple."""
     result = function(*arguments, **keywords)
@@ -106,12 +129,14 @@ def _call_flat(function: Any, *arguments: Any, **keywords: Any) -> Any:
 
 def _may_return_sequence(function: Any) -> bool:
     """Whether a call may give its only result in a sequence of one."""
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, functools.partial):
+        return True
+    if isinstance(function, OpOverload):
         return any(
             "[]" in str(result.type) or "List" in str(result.type)
             for result in function._schema.returns
         )
-    return isinstance(function, torch._ops.HigherOrderOperator)
+    return isinstance(function, HigherOrderOperator)
 
 
 def _call_single(function: Any, *arguments: Any, **keywords: Any) -> Any:

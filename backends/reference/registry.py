@@ -12,6 +12,8 @@ from lynx.ir.call import Call
 from lynx.ir.core import Op
 from lynx.ir.errors import InternalError
 
+from .torch_internals import has_cpu_kernel
+
 _O = TypeVar("_O", bound=Op)
 _RULES: dict[type[Op], Callable[[Any], Call]] = {}
 
@@ -60,7 +62,7 @@ def out_variant(packet: Any, function: Any) -> Any | None:
         candidate = getattr(packet, overload)
         arguments = candidate._schema.arguments
         given = [(a.name, str(a.type)) for a in arguments if not a.is_out]
-        if len(given) < len(arguments) and given == wanted and _has_kernel(candidate):
+        if len(given) < len(arguments) and given == wanted and has_cpu_kernel(candidate):
             return candidate
     return None
 
@@ -68,9 +70,3 @@ def out_variant(packet: Any, function: Any) -> Any | None:
 @functools.cache
 def _out_names(out: Any) -> tuple[str, ...]:
     return tuple(a.name for a in out._schema.arguments if a.is_out)
-
-
-def _has_kernel(function: Any) -> bool:
-    name = function._schema.name
-    overload = function._schema.overload_name
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"{name}.{overload}", "CPU"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -11,6 +11,7 @@ import torch
 import torch.fx
 
 from lynx.compat import (
+    OpOverload,
     draws_random_numbers,
     forward_output_count,
     has_side_effect,
@@ -257,6 +258,7 @@ class _Importer:
                 random=draws_random_numbers(node.target),
                 effect=has_side_effect(node),
                 reason=reason,
+                sequences=_sequences_of(node),
             )
         ).results
 
@@ -265,6 +267,8 @@ class _Importer:
             return self.env[item]
         if isinstance(item, tuple | list):
             return tuple(self._argument(part) for part in item)
+        if isinstance(item, dict) and _is_plain_dict(item):
+            return tuple(self._argument(part) for part in item.values())
         if isinstance(item, slice | dict):
             return self._resource(f"constant{len(self.builder.resources)}", item)
         if isinstance(item, torch.SymInt):
@@ -346,6 +350,34 @@ def _outputs(node: torch.fx.Node) -> tuple[Any, ...]:
     return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
 
 
+def _sequences_of(node: torch.fx.Node) -> tuple[str, ...]:
+    """Return the kinds of the sequences in the arguments of an operator in Python."""
+    if isinstance(node.target, OpOverload):
+        return ()
+    kinds: list[str] = []
+    for item in (*node.args, *node.kwargs.values()):
+        _collect_kinds(item, kinds)
+    return () if all(kind == "list" for kind in kinds) else tuple(kinds)
+
+
+def _collect_kinds(item: Any, kinds: list[str]) -> None:
+    if isinstance(item, dict) and _is_plain_dict(item):
+        kinds.append(" ".join(("dict", *item)))
+        parts: Iterable[Any] = item.values()
+    elif isinstance(item, tuple | list):
+        kinds.append("tuple" if isinstance(item, tuple) else "list")
+        parts = item
+    else:
+        return
+    for part in parts:
+        _collect_kinds(part, kinds)
+
+
+def _is_plain_dict(item: dict[Any, Any]) -> bool:
+    """Whether the keys of a dictionary are words."""
+    return all(isinstance(key, str) and key.isidentifier() for key in item)
+
+
 class Untraced:
     """Stands for the results of a node that was not traced, kept as one object."""
 
@@ -399,7 +431,7 @@ def _listed(types: tuple[Type, ...]) -> str:
 
 
 def _is_mutable(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
 def op_count(graph: Graph, kind: type[Op]) -> int:

@@ -6,8 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from lynx.compat import HigherOrderOperator, OpOverload
 from lynx.ir.core import Foreign
 
 
@@ -16,9 +15,9 @@ def name_of_target(target: Any, keep: Callable[[str, Any], Foreign]) -> str:
 
     What has no name under which it can be found again is kept as a resource, and named by that.
     """
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target)
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return f"higher_order.{target.__name__}"
     module = getattr(target, "__module__", None)
     name = getattr(target, "__qualname__", "")

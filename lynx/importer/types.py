@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lynx.backends.reference.dtypes import dtype_from_torch
-from lynx.compat import is_plain_fake
+from lynx.compat import OpOverload, is_plain_fake
 from lynx.ir.core import Foreign
 from lynx.ir.dims import Dim
 from lynx.ir.types import OpaqueType, ScalarType, TensorType, Type
@@ -58,6 +58,6 @@ def constant(item: Any) -> Any:
         return Foreign("layout", str(item).removeprefix("torch."))
     if isinstance(item, torch.memory_format):
         return Foreign("memory_format", str(item).removeprefix("torch."))
-    if isinstance(item, torch._ops.OpOverload):
+    if isinstance(item, OpOverload):
         return Foreign("operator", str(item))
     return NotImplemented

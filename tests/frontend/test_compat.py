@@ -154,8 +154,17 @@ def test_control_flow_errors_of_dynamo_are_known() -> None:
 
 
 def test_size_source_can_be_evaluated() -> None:
-    module = trace(lambda x: x.new_zeros(torch.sym_int(x.shape[0] * 0.7)), torch.ones(5), mode="symbolic")
+    module = trace(
+        lambda x: x.new_zeros(torch.sym_int(x.shape[0] * 0.7)), torch.ones(5), mode="symbolic"
+    )
     expression = compat.symbolic_expression(node(module, "new_zeros").meta["val"].shape[0])
     (symbol,) = expression.free_symbols
     source = compat.size_source(expression)
     assert evaluate_size(source, **{symbol.name: 9}) == 6
+
+
+def test_classes_of_operators_and_the_table_of_decompositions() -> None:
+    assert isinstance(torch.ops.aten.add.Tensor, compat.OpOverload)
+    assert isinstance(torch.ops.higher_order.cond, compat.HigherOrderOperator)
+    table = compat.get_decompositions([torch.ops.aten.select_backward])
+    assert torch.ops.aten.select_backward.default in table
