@@ -15,8 +15,10 @@ class Aten(Op, name="aten"):
 
     The result types are those that fake tensors gave. `operand_strides` are the strides that each
     tensor operand had while tracing (None for the others); the runtime restores them, since such an
-    op may look at the layout. `strides` are those of the results. `reason` says why there is no
-    structured op.
+    op may look at the layout. `strides` are those of the results. `sequences` says, for operators
+    in Python, what each sequence in the arguments is, from the outermost inwards: "list", "tuple",
+    or "dict" with the key of each item; if it is empty they are lists. `reason` says why there is
+    no structured op.
     """
 
     target: str
@@ -28,6 +30,7 @@ class Aten(Op, name="aten"):
     random: bool = False
     effect: bool = False
     reason: str = ""
+    sequences: tuple[str, ...] = ()
 
     def infer(self) -> tuple[Type, ...]:
         """Return the recorded types."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 STRICT = {"strict": True}
 
@@ -350,6 +351,16 @@ def test_higher_order_operators() -> None:
 
     check(function, torch.ones(3))
     check(function, -torch.ones(3))
+
+
+def test_operators_in_python_get_sequences_of_their_kind() -> None:
+    def causal(score: Any, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+        return torch.where(query >= key, score, -float("inf"))
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        return flex_attention(x, x, x, score_mod=causal)
+
+    check(attention, randn(1, 2, 16, 8))
 
 
 def test_a_new_size_reuses_the_dynamic_graph() -> None:
