@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+
 import sympy
 
 from lynx.ir.core import Value
@@ -126,6 +128,13 @@ def select_of_concatenate(op: Select) -> Value | NoMatch:
 
 def _part_of(whole: Concatenate, start: Dim, stop: Dim) -> tuple[Value, Dim, Dim] | None:
     """Return the part within which a range lies, and the range in that part."""
+    ends = whole.static_ends
+    if ends is not None and isinstance(start, int) and isinstance(stop, int):
+        index = bisect.bisect_right(ends, start)
+        if index == len(ends) or stop > ends[index]:
+            return None
+        begin = ends[index - 1] if index else 0
+        return whole.parts[index], start - begin, stop - begin
     offset: Dim = 0
     for part in whole.parts:
         size = part.shape[whole.dim]
@@ -133,9 +142,9 @@ def _part_of(whole: Concatenate, start: Dim, stop: Dim) -> tuple[Value, Dim, Dim
         last = simplify(sympy.sympify(stop - offset))
         if is_equal(first, 0) and is_equal(last, size):
             return part, 0, size
-        known = isinstance(first, int) and isinstance(last, int) and isinstance(size, int)
-        if known and 0 <= first <= last <= size and first < size:
-            return part, first, last
+        if isinstance(first, int) and isinstance(last, int) and isinstance(size, int):
+            if 0 <= first <= last <= size and first < size:
+                return part, first, last
         offset = offset + size
     return None
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import ClassVar
 
 import sympy
 
 from lynx.ir.core import Op, Operand, Value
-from lynx.ir.dims import Dim, ceil_div, floor_div, may_equal, simplify
+from lynx.ir.dims import Dim, ceil_div, floor_div, is_static, may_equal, simplify
 from lynx.ir.space import Axis, Factor, FactorKind, IterationSpace, Window
 from lynx.ir.types import TensorType
 
@@ -141,6 +142,12 @@ class Concatenate(Op, name="concatenate"):
 
     parts: tuple[Value, ...]
     dim: int
+
+    @functools.cached_property
+    def static_ends(self) -> list[int] | None:
+        """The index at which each part ends, None if a size is symbolic."""
+        sizes = [part.shape[self.dim] for part in self.parts]
+        return list(itertools.accumulate(sizes)) if is_static(sizes) else None
 
     def infer(self) -> TensorType:
         """Return the type of the whole."""

@@ -91,4 +91,17 @@ SAMPLES = [
     Sample(AdaptiveAveragePool(VOLUME, (2, 3, 2))),
     Sample(AdaptiveAveragePoolBackward(tensor(2, 3, 2, 3), IMAGE, 2)),
     Sample(AdaptiveAveragePoolBackward(tensor(2, 3, 2, 3, 2), VOLUME, 3)),
+    Sample(
+        Convolution(tensor(2, 4, 9), tensor(8, 2, 3), tensor(8), (2,), (2,), (3,), groups=2),
+        tolerance=1e-4,
+    ),
+    Sample(
+        Convolution(tensor(1, 3, 5), tensor(3, 2, 3), None, (3,), (1,), (2,), True, (2,), 3),
+        tolerance=1e-4,
+    ),
+    Sample(
+        Convolution(tensor(2, 2, 5, 1), tensor(2, 2, 3, 1), None, padding=(4, 0)), tolerance=1e-4
+    ),
+    Sample(MaxPool(PLANE, (3, 3), (3, 2), (1, 0), (), True)),
+    Sample(AveragePool(IMAGE, (3, 3), (2, 2), (1, 0), True, True)),
 ]

@@ -91,4 +91,27 @@ SAMPLES = [
     Sample(SearchSorted(tensor(3, 4), tensor(3, 5), True, True)),
     Sample(Histogram(CUBE, 7, -1.0, 2.0)),
     Sample(Histogram(X, 3)),
+    Sample(Gather(tensor(4, 5, 6), index(2, 5, 1), 0), {1: (0, 4)}),
+    Sample(Gather(tensor(1, 6), index(1, 9), 1), {1: (0, 6)}),
+    Sample(Index(CUBE, (None, index(2, 1), index(3))), {1: (0, 5), 2: (0, 6)}),
+    Sample(Index(CUBE, (index(2, 1), None, index(2, 3))), {1: (0, 4), 2: (0, 6)}),
+    Sample(Index(tensor(2, 4, 3, 6), (None, index(5), None, index(5))), {1: (0, 4), 2: (0, 6)}),
+    Sample(Index(CUBE, (index(0),)), {1: (0, 4)}),
+    Sample(IndexPut(CUBE, (None, None, index(4)), tensor(5, 1), True), {1: (0, 6)}),
+    Sample(
+        IndexPut(tensor(2, 4, 6), (index(), None, index(3)), tensor(3, 1), True),
+        {1: (0, 2), 2: (0, 6)},
+    ),
+    Sample(ScatterAdd(tensor(1, 6), index(1, 4), tensor(2, 5), 1), {1: (0, 6)}),
+    Sample(ScatterAdd(tensor(4, 1), index(9, 1), tensor(9, 1), 0), {1: (0, 4)}),
+    *(
+        Sample(ScatterReduce(CUBE, index(4, 2, 6), CUBE, 1, reduction, own), {1: (0, 5)})
+        for reduction in ("mean", "prod")
+        for own in (True, False)
+    ),
+    Sample(IndexAdd(tensor(4, 1), index(7), tensor(7, 1), 0, -1.0), {1: (0, 4)}),
+    Sample(EmbeddingBackward(tensor(4, 3, 2), index(4, 3), 5, 0), {1: (0, 5)}),
+    Sample(Sort(tensor(2, 1, 4), 1, True)),
+    Sample(KthValue(CUBE, 1, True, 5)),
+    Sample(SearchSorted(tensor(2, 3, 4), tensor(2, 3, 1), True)),
 ]

@@ -68,4 +68,9 @@ SAMPLES = [
         positive=(4,),
         tolerance=1e-4,
     ),
+    Sample(LayerNorm(tensor(2, 3, 4), tensor(2, 3, 4), None, 0, 1e-5), tolerance=1e-4),
+    Sample(RmsNorm(tensor(3, 1), tensor(1), 1, 1e-6), tolerance=1e-4),
+    Sample(GroupNorm(tensor(2, 4, 3), tensor(4), None, 4, 1e-5), tolerance=1e-4),
+    Sample(GroupNorm(tensor(2, 4), None, tensor(4), 1, 1e-5), tolerance=1e-4),
+    Sample(BatchNorm(tensor(2, 4, 1, 3), *channels(4), 1.0, 0.5), positive=(4,), tolerance=1e-4),
 ]
