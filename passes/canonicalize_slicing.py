@@ -142,9 +142,9 @@ def _part_of(whole: Concatenate, start: Dim, stop: Dim) -> tuple[Value, Dim, Dim
         last = simplify(sympy.sympify(stop - offset))
         if is_equal(first, 0) and is_equal(last, size):
             return part, 0, size
-        if isinstance(first, int) and isinstance(last, int) and isinstance(size, int):
-            if 0 <= first <= last <= size and first < size:
-                return part, first, last
+        known = isinstance(first, int) and isinstance(last, int) and isinstance(size, int)
+        if known and 0 <= first <= last <= size and first < size:
+            return part, first, last
         offset = offset + size
     return None
 

@@ -55,10 +55,11 @@ def stream_of(device: str) -> Any:
 
 
 class BlockPool:
-    """The idle blocks of all devices."""
+    """The idle blocks of all devices, and which blocks are in use."""
 
     def __init__(self) -> None:
         self._idle: dict[Any, list[Block]] = {}
+        self._used: set[Block] = set()
         self._lock = threading.RLock()  # a finalizer may call `forget` within `take`
 
     def take(self, device: str, size: int) -> Block:
@@ -69,13 +70,18 @@ class BlockPool:
             if idle:
                 for index, block in enumerate(idle):
                     if block.size >= size:
+                        self._used.add(block)
                         return idle.pop(index)
                 idle.pop()  # the largest: free it before its successor is allocated
-        return Block(key, size, device)
+        block = Block(key, size, device)
+        with self._lock:
+            self._used.add(block)
+        return block
 
     def give(self, block: Block) -> None:
         """Take a block back; idle blocks are kept in order of size."""
         with self._lock:
+            self._used.discard(block)
             idle = self._idle.setdefault(block.key, [])
             idle.append(block)
             idle.sort(key=lambda other: other.size)
@@ -85,9 +91,8 @@ class BlockPool:
     def forget(self, program: int) -> None:
         """Drop the tensors of a program that is gone."""
         with self._lock:
-            for idle in self._idle.values():
-                for block in idle:
-                    block.views.pop(program, None)
+            for block in itertools.chain(self._used, *self._idle.values()):
+                block.views.pop(program, None)
 
     def release(self) -> None:
         """Free all idle blocks."""

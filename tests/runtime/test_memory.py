@@ -121,3 +121,13 @@ def test_size_classes() -> None:
         assert size_class(rounded) == rounded
         previous = rounded
     assert len({size_class(n * 4096) for n in range(64, 129)}) <= 10
+
+
+def test_a_program_that_goes_while_its_block_is_in_use_leaves_nothing_there() -> None:
+    pool = BlockPool()
+    block = pool.take("cpu", 64)
+    block.views[7] = {(): ()}
+    pool.forget(7)  # what the finalizer of an executable does, at any time
+    pool.give(block)
+    assert pool.take("cpu", 64) is block
+    assert not block.views
