@@ -177,14 +177,14 @@ class _Importer:
         traced = list(flatten_results(node.meta["val"]))
         types = tuple(type_of(value, self.dims) for value in traced)
         self._derive_sizes()
-        for type_ in types:
-            self._bind(type_)
         strides = tuple(strides_of(value, self.dims) for value in traced)
         results = self._structured(target, arguments, keywords, types, strides)
         if isinstance(results, str):
             results = self._through_torch(
                 node, target, arguments, keywords, types, strides, reason=results
             )
+        for type_ in types:
+            self._bind(type_)
         for value, traced_value in zip(results, traced, strict=True):
             self._remember_layout(value, traced_value)
         self.env[node] = _nest(node.meta.get("val"), iter(results))
@@ -204,6 +204,8 @@ class _Importer:
         values = list(flatten((arguments, tuple(keywords.values()))))
         present = tuple(type_ for type_ in types if type_ != ABSENT)
         reason = _unstructured(present) or _unstructured(tuple(value.type for value in values))
+        if not reason and not self._has_known_size(present):
+            reason = "the size of its result is told by nothing but the result"
         if reason:
             return reason
         arguments = self._with_sizes(arguments)
@@ -222,6 +224,15 @@ class _Importer:
             imported = Decline(f"the op would give {_listed(given)}, torch gives {_listed(types)}")
         del self.builder.ops[mark:]
         return imported.reason
+
+    def _has_known_size(self, types: tuple[Type, ...]) -> bool:
+        """Whether the program knows the sizes of results before it has them.
+
+        AOTAutograd may have merged ops after tracing, and left types that name a size which is by
+        now that of another symbol.
+        """
+        shapes = (type_.shape for type_ in types if isinstance(type_, TensorType))
+        return all(self.bound.issuperset(free_symbols(shape)) for shape in shapes)
 
     def _with_sizes(self, item: Any) -> Any:
         """Replace integers that are computed while running by their expressions."""

@@ -68,3 +68,16 @@ def test_numbers_of_which_only_a_sum_is_used() -> None:
 def test_a_result_of_which_only_the_size_is_used() -> None:
     x = torch.tensor([0, 2, 0, 5])
     check(lambda x: x + x.nonzero().shape[0] * 2, (x,), (x + 1,), **CAPTURE)
+
+
+def test_equal_selections_that_were_merged_after_tracing() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.cat([x[x > 0], y[y > 0]]), x[x > 0].sum() + y[y > 0].sum()
+
+    calls = [(torch.randn(n, 3, requires_grad=True), torch.randn(5, 2)) for n in (4, 6)]
+    check(function, *calls, **CAPTURE)
+
+    def second(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return function(x, y)[1]
+
+    check(second, *calls, **CAPTURE)
