@@ -109,3 +109,12 @@ def test_example(name: str, tmp_path: Path) -> None:
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "benchmarks/models.py"), "--models=mlp", "--steps=3"]
     assert re.search(r"^mlp +lynx +.*x$", run(script, tmp_path), re.M)
+
+
+def test_the_measurements_of_the_readme_run(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benchmarks/scale.py"), "--ops=200", "--passes"]
+    assert "plan-memory" in run(script, tmp_path)
+    results = tmp_path / "sweep.jsonl"
+    sweep = ["-m", "tests.opdb.sweep", "--samples=1", "--ops=relu", "--dtypes=float32"]
+    shown = run([sys.executable, *sweep, f"--results={results}"], tmp_path)
+    assert re.search(r"^all +1 +1 +1 +0$", shown, re.M)
