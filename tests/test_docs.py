@@ -114,7 +114,5 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
 def test_the_measurements_of_the_readme_run(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "benchmarks/scale.py"), "--ops=200", "--passes"]
     assert "plan-memory" in run(script, tmp_path)
-    results = tmp_path / "sweep.jsonl"
-    sweep = ["-m", "tests.opdb.sweep", "--samples=1", "--ops=relu", "--dtypes=float32"]
-    shown = run([sys.executable, *sweep, f"--results={results}"], tmp_path)
-    assert re.search(r"^all +1 +1 +1 +0$", shown, re.M)
+    # What the sweep does is tested in `tests/opdb`.
+    assert "--samples" in run([sys.executable, "-m", "tests.opdb.sweep", "--help"], tmp_path)
