@@ -25,7 +25,6 @@ from lynx.ir.core import (
     Graph,
     InputSpec,
     Mutation,
-    Op,
     OutputSpec,
     Value,
     flatten,
@@ -169,7 +168,7 @@ class _Importer:
         return dim if self.bound.issuperset(free_symbols([dim])) else None
 
     def _operator(self, node: torch.fx.Node) -> None:
-        target = name_of_target(node.target, self._resource)
+        target = name_of_target(node.target)
         arguments = tuple(self._argument(a) for a in node.args)
         keywords = {k: self._argument(a) for k, a in node.kwargs.items()}
         if "val" not in node.meta:  # the partitioner adds some, such as to save generator states
@@ -443,8 +442,3 @@ def _listed(types: tuple[Type, ...]) -> str:
 
 def _is_mutable(target: Any) -> bool:
     return isinstance(target, OpOverload) and target._schema.is_mutable
-
-
-def op_count(graph: Graph, kind: type[Op]) -> int:
-    """Return how many ops of a kind a graph holds."""
-    return sum(isinstance(op, kind) for op in graph.ops)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 from lynx.compat import HigherOrderOperator, OpOverload
-from lynx.ir.core import Foreign
+from lynx.ir.errors import CompileError
 
 
-def name_of_target(target: Any, keep: Callable[[str, Any], Foreign]) -> str:
+def name_of_target(target: Any) -> str:
     """Return the name of an operator, higher-order operator or Python function.
 
-    What has no name under which it can be found again is kept as a resource, and named by that.
+    `CompileError` for a function that has no name under which it can be found again.
     """
     if isinstance(target, OpOverload):
         return str(target)
@@ -25,4 +24,4 @@ def name_of_target(target: Any, keep: Callable[[str, Any], Foreign]) -> str:
         return f"python.operator.{name}"
     if module and "<" not in name:
         return f"python.{module}.{name}"
-    return f"resource.{keep(f'function_{name or type(target).__name__}', target).text}"
+    raise CompileError("unknown-operator", f"{target!r} has no name to find it by")

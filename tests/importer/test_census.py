@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 
 import pytest
 
 from lynx.importer import RULES
+from lynx.importer.targets import name_of_target
+from lynx.ir.errors import CompileError
 
 CENSUS = Path(__file__).parents[1] / "data" / "aten_census.tsv"
 
@@ -33,3 +36,9 @@ def test_has_an_import_rule(name: str) -> None:
 def test_exceptions_are_counted_and_have_no_rule() -> None:
     assert set(NO_TORCH_OPERATORS) <= set(operators())
     assert not set(NO_TORCH_OPERATORS) & set(RULES)
+
+
+def test_functions_without_a_name_are_refused() -> None:
+    assert name_of_target(operator.mul) == "python.operator.mul"
+    with pytest.raises(CompileError, match="no name to find it by"):
+        name_of_target(lambda x: x)
