@@ -1,0 +1,90 @@
+"""Native segments: what a back end is asked to do between two calls of torch, in one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .dims import Dim
+from .kernel import Kernel
+from .location import UNKNOWN, Location
+from .types import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """The address `slots[slot] + offset`, in bytes; the caller passes the slots in each call."""
+
+    slot: int
+    offset: Dim = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """Run a kernel on these addresses, one for each of its buffers."""
+
+    kernel: Kernel
+    buffers: tuple[Pointer, ...]
+    loc: Location = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A batch of matrices in memory; strides in elements: of the batch, of rows, of columns."""
+
+    pointer: Pointer
+    strides: tuple[Dim, Dim, Dim]
+
+
+@dataclass(frozen=True, slots=True)
+class ProductCall:
+    """Multiply matrices with the library: `out = a @ b`, or `out += a @ b` with `accumulate`.
+
+    `a` is (batch, m, k), `b` (batch, k, n), `out` (batch, m, n); the type is `f32` or `f64`. Along
+    rows or along columns the stride of each matrix is 1, or its size is.
+    """
+
+    dtype: DType
+    batch: Dim
+    m: Dim
+    n: Dim
+    k: Dim
+    a: Matrix
+    b: Matrix
+    out: Matrix
+    accumulate: bool = False
+    loc: Location = UNKNOWN
+
+
+NativeCall: TypeAlias = KernelCall | ProductCall
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Calls that run one after the other as one native function.
+
+    The function is called with one bytes object: `slots` addresses, then the values of `symbols` as
+    64-bit integers. It returns 0, or 1 + the index into `messages` of the check that failed.
+    """
+
+    name: str
+    calls: tuple[NativeCall, ...]
+    slots: int
+    symbols: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFunction:
+    """A compiled segment: `run(packed)` as `Segment` says; `messages` tells what failed.
+
+    `source` is the text that was compiled.
+    """
+
+    run: Callable[[bytes], int]
+    messages: tuple[str, ...]
+    source: str
+
+
+SegmentCompiler: TypeAlias = Callable[[tuple[Segment, ...]], tuple[NativeFunction, ...]]
+"""Compiles the segments of a program together; raises `CompileError` with the kernels at fault."""
