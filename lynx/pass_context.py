@@ -14,6 +14,8 @@ from lynx.ir.core import Graph, Op
 from lynx.passes import ConstantInfo, PassContext
 from lynx.runtime import may_alias
 
+from .target import this_machine
+
 
 def pass_context(graph: Graph) -> PassContext:
     """Return the context for compiling a graph with the reference back end."""
@@ -30,6 +32,7 @@ def pass_context(graph: Graph) -> PassContext:
         can_write_into=lambda op: call_of(op).out is not None,
         may_alias=may_alias,
         supports=lambda kind: kind in supported,
+        target=this_machine(),
     )
 
 

@@ -19,6 +19,7 @@ from .pipeline import NAMED_PIPELINES, Pipeline, check_requirements, parse_pipel
 from .pipelines import DEBUG, DEFAULT, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from .requirements import IS_GRAPH, IS_PROGRAM
 from .rewrite import NoMatch, Rewritten, Rule, rewrite, rule
+from .target import Target
 
 __all__ = [
     "COMPOSITE",
@@ -44,6 +45,7 @@ __all__ = [
     "Requirement",
     "Rewritten",
     "Rule",
+    "Target",
     "Timer",
     "Timing",
     "Violation",

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from lynx.ir.core import Number, Op
 from lynx.ir.location import UNKNOWN, Location
 
+from .target import Target
+
 
 @dataclass(frozen=True, slots=True)
 class Remark:
@@ -40,7 +42,7 @@ class PassContext:
     `evaluate` runs one op on concrete operands (used to fold constants) and `constant_info` looks
     into what it returns; without both, nothing is folded. `can_write_into` says whether the back
     end can compute an op into given memory, `may_alias` whether a result of an `aten` op may share
-    memory with an operand, `supports` whether it can run an op as it is.
+    memory with an operand, `supports` whether it can run an op as it is. `target` is the machine.
     `remarks` collects what passes have to say; with `reasons`, also why each rule that was offered
     an op refused it.
     """
@@ -52,6 +54,7 @@ class PassContext:
     remarks: list[Remark] = field(default_factory=list)
     constant_info: Callable[[Any], ConstantInfo] | None = None
     reasons: bool = False
+    target: Target = field(default_factory=Target)
 
 
 @dataclass(frozen=True, slots=True)
