@@ -5,6 +5,7 @@ from . import (
     convolution,
     elementwise,
     factory,
+    fusion,
     indexing,
     layout,
     linear,
@@ -14,6 +15,7 @@ from . import (
     reduction,
 )
 from .evaluate import bind_symbols, evaluate, run
+from .kernels import run_kernel
 from .registry import call_of, covered, means
 
 RULE_MODULES = (
@@ -21,6 +23,7 @@ RULE_MODULES = (
     convolution,
     elementwise,
     factory,
+    fusion,
     indexing,
     layout,
     linear,
@@ -39,4 +42,5 @@ __all__ = [
     "evaluate",
     "means",
     "run",
+    "run_kernel",
 ]

@@ -145,6 +145,10 @@ from .factory import (
     Full,
     Iota,
 )
+from .fusion import (
+    Fused,
+    Region,
+)
 from .indexing import (
     Embedding,
     EmbeddingBackward,
@@ -386,6 +390,7 @@ __all__ = [
     "Fmod",
     "Fraction",
     "Full",
+    "Fused",
     "Gather",
     "Gelu",
     "GeluBackward",
@@ -480,6 +485,7 @@ __all__ = [
     "RandomUniform",
     "Reciprocal",
     "Reduction",
+    "Region",
     "Relu",
     "Remainder",
     "Reshape",

@@ -19,6 +19,7 @@ WITHOUT_SAMPLE = {
 
 WITHOUT_SPACE = {
     "aten": "nothing is known of how a torch operator iterates",
+    "fused": "its ops have their own",
     "resource": "reads memory; it computes nothing",
 }
 
