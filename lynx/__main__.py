@@ -1,4 +1,13 @@
-"""The command line, `python -m lynx`: run pipelines on files, run files, list what there is."""
+"""The command line, `python -m lynx`: run pipelines on files, run files, list what there is.
+
+python -m lynx opt graph.lynx -p canonicalize,cse,dce
+python -m lynx run graph.lynx
+python -m lynx cache
+python -m lynx cache --limit 500
+python -m lynx cache --clear
+python -m lynx passes
+python -m lynx settings
+"""
 
 from __future__ import annotations
 
@@ -15,9 +24,10 @@ from lynx.ir.core import Value
 from lynx.passes import PASSES, Dump, Observer, Timer, parse_pipeline, print_module
 from lynx.runtime import build
 
+from .cache import MEBIBYTE, DiskStore, describe_cache
 from .inputs import random_inputs
 from .pass_context import pass_context
-from .settings import describe
+from .settings import describe, read_settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,6 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--symbols", default="", help="sizes for random inputs, as s0=8,s1=3")
     run.add_argument("--source", action="store_true", help="print the generated Python")
     run.set_defaults(command=_run)
+    cache = commands.add_parser("cache", help="show or clear what is kept on disk")
+    cache.add_argument("--path", action="store_true", help="print the folder and nothing else")
+    cache.add_argument("--clear", action="store_true", help="remove all entries")
+    cache.add_argument("--limit", type=int, metavar="MIB", help="remove oldest entries above this")
+    cache.set_defaults(command=_cache)
     settings = commands.add_parser("settings", help="list all settings")
     settings.set_defaults(command=lambda _: print(describe()))
     passes = commands.add_parser("passes", help="list all passes")
@@ -119,6 +134,25 @@ def _symbols(text: str) -> dict[str, int]:
             raise UsageError("bad-symbol", f"expected name=size, got {part!r}")
         symbols[name.strip()] = int(value)
     return symbols
+
+
+def _cache(options: argparse.Namespace) -> None:
+    settings = read_settings()
+    if options.path:
+        print(settings.cache_folder)
+        return
+    if options.limit is not None and options.limit < 0:
+        raise UsageError("bad-option", f"--limit takes a number of MiB, got {options.limit}")
+    try:
+        store = DiskStore(settings.cache_folder, settings.cache_size * MEBIBYTE)
+    except OSError as error:
+        message = f"cannot use the cache in {settings.cache_folder}: {error.strerror or error}"
+        raise UsageError("no-file", message) from error
+    if options.clear:
+        print(f"removed {store.clear()} entries")
+    elif options.limit is not None:
+        print(f"removed {store.trim(options.limit * MEBIBYTE)} entries")
+    print(describe_cache(store))
 
 
 def _passes(_: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,6 +48,11 @@ class Settings:
         "LYNX_REPRODUCER_DIR",
         "where a crash writes its test file (default: a temporary folder)",
     )
+    cache: bool = _setting(True, "LYNX_CACHE", "keep what was compiled on disk")
+    cache_dir: str = _setting(
+        "", "LYNX_CACHE_DIR", "the folder for it (default: lynx in the user's cache folder)"
+    )
+    cache_size: int = _setting(2048, "LYNX_CACHE_SIZE", "its limit in MiB; oldest entries go first")
     progress: bool = _setting(True, "LYNX_PROGRESS", "show progress of long work on a terminal")
 
     def __post_init__(self) -> None:
@@ -57,6 +63,11 @@ class Settings:
     def reproducers(self) -> str:
         """The folder for reproducers."""
         return self.reproducer_dir or os.path.join(tempfile.gettempdir(), "lynx-reproducers")
+
+    @property
+    def cache_folder(self) -> str:
+        """The folder of the cache: where the user's system keeps such things, unless set."""
+        return os.path.expanduser(self.cache_dir) or _user_cache_folder(os.environ)
 
 
 def read_settings(
@@ -80,6 +91,15 @@ def read_settings(
             raise UsageError("unknown-option", f"unknown option {key!r}{suggest(name, known)}")
         values[name] = _checked(key, value, type(known[name].default))
     return Settings(**values)
+
+
+def _user_cache_folder(environment: Mapping[str, str]) -> str:
+    """Return `lynx` in the folder that the XDG rules, macOS or Windows give to caches."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the rules say to ignore it then
+        default = {"darwin": "~/Library/Caches", "win32": "~/AppData/Local"}
+        base = os.path.expanduser(default.get(sys.platform, "~/.cache"))
+    return os.path.join(base, "lynx")
 
 
 def describe() -> str:
