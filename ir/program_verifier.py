@@ -4,8 +4,8 @@
     rule for each output and mutation (`step-mismatch`).
 2.  A placement fits the op (`bad-placement`): only tensors are written, never by an `aten` op, and
     by a view op only if it is a reshape that copies; a view lies in operands; what is written in
-    place is elementwise, over an operand of the same type and layout; a target is a mutated input,
-    and the result its new value.
+    place is elementwise, or fused and read in step, over an operand of the same type and layout; a
+    target is a mutated input, and the result its new value.
 3.  What is written has a known layout without overlap, of as many bytes as were set aside
     (`bad-layout`).
 4.  Offsets are aligned (`misaligned`) and inside of the arena (`outside-arena`).
@@ -34,6 +34,7 @@ from .dims import is_static
 from .errors import CompileError
 from .ops.aten import Aten, Resource
 from .ops.layout import Reshape
+from .overwriting import can_overwrite
 from .printer import format_op
 from .program import (
     ALIGNMENT,
@@ -232,8 +233,8 @@ class _Memory:
                 raise _error("bad-layout", message, op)
 
     def check_over(self, op: Op, value: Value, of: Value | None, placement: Placement) -> None:
-        if of is None or of not in op.operands or not op.is_elementwise or len(op.results) != 1:
-            raise _error("bad-placement", "only an elementwise op writes over an operand", op)
+        if of is None or of not in op.operands or not can_overwrite(op, value, of):
+            raise _error("bad-placement", f"'{op.name}' cannot write {value} over {of}", op)
         strides = self.program.strides(of)
         if of.type != value.type or not same_strides(value.shape, strides, placement.strides):
             raise _error("bad-placement", f"{value} has another type or layout than {of}", op)

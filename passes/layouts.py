@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim, contiguous_strides, is_equal, is_static, product, simplify
 from lynx.ir.ops.elementwise_arithmetic import Copy
+from lynx.ir.ops.fusion import Fused
 from lynx.ir.ops.layout import (
     AsStrided,
     Bitcast,
@@ -56,6 +57,21 @@ def has_rule(op: Op) -> bool:
 def view_strides(op: Op, strides: Strides) -> Strides | None:
     """Return the strides of a view op's result, None if the result cannot be a view."""
     return _RULES[type(op)](op, strides)
+
+
+def view_offset(op: Op, strides: Strides) -> Dim:
+    """Return how many elements after the operand's first a view op's result begins.
+
+    `strides` are the operand's; the view op is one that `view_strides` lays out.
+    """
+    if isinstance(op, Slice):
+        return product((op.start, strides[op.dim]))
+    if isinstance(op, Select):
+        return product((op.index, strides[op.dim]))
+    if isinstance(op, Diagonal):
+        along = strides[op.dim2] if op.offset >= 0 else strides[op.dim1]
+        return product((abs(op.offset), along))
+    return op.offset if isinstance(op, AsStrided) else 0
 
 
 @lays_out(Permute)
@@ -222,6 +238,37 @@ def chosen_strides(op: Op, type_: TensorType, known: Known, wanted: Strides | No
         if strides is not None:
             return strides
     return contiguous_strides(type_.shape)
+
+
+def fused_strides(
+    op: Fused, known: Known, wanted: Callable[[Value], Strides | None]
+) -> tuple[Strides, ...]:
+    """Return the layouts in which a fused op shall write its results.
+
+    They are those that its ops would give one by one, so that fusion does not change a layout.
+    `wanted` gives what the caller wants of a result.
+    """
+    inner: dict[Value, Strides | None] = {
+        parameter: known(given) if isinstance(given.type, TensorType) else None
+        for parameter, given in op.bound.items()
+    }
+    for part in op.body.ops:
+        source = inner.get(part.operands[0]) if part.is_view else None
+        for result in part.results:
+            if part.is_view and has_rule(part) and source is not None:
+                inner[result] = view_strides(part, source)
+            elif isinstance(result.type, TensorType):
+                inner[result] = chosen_strides(part, result.type, inner.get, None)
+    chosen = []
+    for result, inside in zip(op.results, op.body.results, strict=True):
+        shape = result.shape
+        strides = wanted(result)
+        if strides is None or not is_dense(shape, strides):
+            strides = inner[inside]
+        if strides is None or not is_dense(shape, strides):
+            strides = contiguous_strides(shape)
+        chosen.append(strides)
+    return tuple(chosen)
 
 
 def _format_strides(shape: tuple[Dim, ...], memory_format: str) -> Strides:

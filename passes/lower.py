@@ -11,6 +11,7 @@ import sympy
 from lynx.ir.core import Graph, InputSpec, Mutation, Op, OutputSpec, Value
 from lynx.ir.dims import contiguous_strides, free_symbols
 from lynx.ir.ops.aten import Aten, Resource
+from lynx.ir.ops.fusion import Fused
 from lynx.ir.ops.layout import Reshape
 from lynx.ir.program import (
     Arena,
@@ -29,7 +30,7 @@ from lynx.ir.program import (
 from lynx.ir.types import ScalarType, TensorType, symbols_told
 
 from .base import PassContext, Remark, Requirement, register_pass
-from .layouts import Strides, chosen_strides, has_rule, view_strides
+from .layouts import Strides, chosen_strides, fused_strides, has_rule, view_strides
 from .output_groups import separate_groups
 from .requirements import IS_GRAPH
 
@@ -171,12 +172,17 @@ class _Lowering:
         return known and value.type.device.split(":")[0] in ARENA_DEVICES
 
     def _choose(self, op: Op) -> None:
-        for result in op.results:
-            type_ = result.tensor_type
-            strides = chosen_strides(op, type_, self.strides.get, self.wanted.get(result))
-            if not self.bound.issuperset(free_symbols(strides)):
-                strides = contiguous_strides(type_.shape)
-            self.strides[result] = strides
+        known = self.strides.get
+        if isinstance(op, Fused):
+            chosen = fused_strides(op, known, self.wanted.get)
+        else:
+            chosen = tuple(
+                chosen_strides(op, result.tensor_type, known, self.wanted.get(result))
+                for result in op.results
+            )
+        for result, strides in zip(op.results, chosen, strict=True):
+            is_bound = self.bound.issuperset(free_symbols(strides))
+            self.strides[result] = strides if is_bound else contiguous_strides(result.shape)
 
     def _escapes(self, views: list[tuple[Placement, ...] | None]) -> dict[Value, type[Placement]]:
         """Return which results leave the program, themselves or through views of them, and how."""

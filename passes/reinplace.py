@@ -1,4 +1,4 @@
-"""Write elementwise results over operands that die, and mutations straight into their inputs."""
+"""Write results over operands that die, and mutations straight into their inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lynx.ir.core import Mutation, Op, Value
-from lynx.ir.ops.aten import Aten
+from lynx.ir.ops.fusion import Fused
+from lynx.ir.overwriting import can_overwrite
 from lynx.ir.program import (
     Arena,
     InPlace,
@@ -32,9 +33,9 @@ from .requirements import IS_PROGRAM
 class Reinplace:
     """Reuse memory in place where nobody can tell.
 
-    The result of an elementwise op is written over an operand in the arena of the same type and
-    layout that nothing reads afterwards. The new value of a mutated input is written straight into
-    it when the old value is not read afterwards.
+    A result of an elementwise or fused op is written over an operand in the arena of the same type
+    and layout that nothing reads afterwards. The new value of a mutated input is written straight
+    into it when the old value is not read afterwards.
     """
 
     name: ClassVar[str] = "reinplace"
@@ -49,10 +50,7 @@ class Reinplace:
             for write in module.writes
         )
         for index, step in enumerate(module.steps):
-            operand = _dying_operand(module, index, step, places)
-            if operand is not None:
-                result = step.op.out
-                places[result] = InPlace(module.strides(result), operand)
+            _overwrite(module, index, step, places)
         if not places:
             return module
         steps = tuple(_placed(step, places) for step in module.steps)
@@ -71,26 +69,31 @@ def _placed(step: Step, places: dict[Value, Placement]) -> Step:
     return dataclasses.replace(step, placements=placements)
 
 
-def _dying_operand(
-    program: Program, index: int, step: Step, places: dict[Value, Placement]
-) -> Value | None:
-    """Return an operand over which the only result of a step can be written."""
+def _overwrite(program: Program, index: int, step: Step, places: dict[Value, Placement]) -> None:
+    """Let results of a step be written over operands that die, each over one of its own."""
     op = step.op
-    if not op.is_elementwise or len(op.results) != 1 or op.out in places:
-        return None
-    if not isinstance(step.placements[0], Arena):
-        return None
-    for operand in dict.fromkeys(op.operands):
-        base = program.bases[operand]
-        if (
-            base is not None
-            and isinstance(places.get(base) or program.placements.get(base), Arena | InPlace)
-            and program.ends[base] == index
-            and _same_place(program, operand, op.out)
-            and _is_only_reader(program, op, operand, base)
-        ):
-            return operand
-    return None
+    if not (op.is_elementwise or isinstance(op, Fused)):
+        return
+    operands = dict.fromkeys(op.operands)
+    dying = [operand for operand in operands if _dies(program, index, operand, places)]
+    for result, placement in zip(op.results, step.placements, strict=True):
+        if result in places or not isinstance(placement, Arena):
+            continue
+        for operand in dying:
+            if _same_place(program, operand, result) and can_overwrite(op, result, operand):
+                places[result] = InPlace(program.strides(result), operand)
+                dying.remove(operand)
+                break
+
+
+def _dies(program: Program, index: int, operand: Value, places: dict[Value, Placement]) -> bool:
+    """Whether an operand lies in the arena, and nothing but this read of it needs its memory."""
+    base = program.bases[operand]
+    if base is None or program.ends[base] != index:
+        return False
+    if not isinstance(places.get(base) or program.placements.get(base), Arena | InPlace):
+        return False
+    return _is_only_reader(program, program.steps[index].op, operand, base)
 
 
 def _same_place(program: Program, a: Value, b: Value) -> bool:
@@ -149,17 +152,18 @@ def _why_not_directly(program: Program, mutation: Mutation, targets: int) -> str
         return "its elements do not lie densely in memory"
     if not equal_strides(strides, program.strides(value)):
         return "its new value has another layout"
-    if _reads_after(program, target, program.positions[value.op], value.op):
+    if _reads_after(program, target, value, value.op):
         return "its old value is read later"
     return ""
 
 
-def _reads_after(program: Program, target: Value, index: int, op: Op) -> bool:
-    """Whether the old value of an input is needed once the op at `index` has begun to write."""
+def _reads_after(program: Program, target: Value, value: Value, op: Op) -> bool:
+    """Whether the old value of an input is needed once `op` has begun to write the new one."""
+    index = program.positions[op]
     if program.ends[target] < index:
         return False
-    if program.ends[target] > index or not op.is_elementwise or isinstance(op, Aten):
+    if program.ends[target] > index or target not in op.operands:
         return True
-    return any(
-        operand is not target and _may_share(program, operand, target) for operand in op.operands
-    )
+    if not can_overwrite(op, value, target):
+        return True
+    return not _is_only_reader(program, op, target, target)

@@ -65,7 +65,7 @@ def test_round_trip_of_random_programs(graph: Graph) -> None:
         ("arena[64 : 128]", "arena[64 : 96]", "bad-layout", "needs 64 bytes, 32"),
         ("free (%0, %1)", "free (%0, %0)", "used-after-free", "freed twice"),
         # Who may write where.
-        ("-> in_place(%2)", "-> in_place(%x)", "bad-placement", "only an elementwise op"),
+        ("-> in_place(%2)", "-> in_place(%x)", "bad-placement", "cannot write"),
         ("-> target(%m)", "-> target(%x)", "bad-placement", "not the new value"),
         ("-> view(%0) {strides = [1, 4]}", "-> arena[64 : 128]", "bad-placement", "cannot write"),
         ("-> view(%5)", "-> fresh", "bad-placement", "'aten' cannot write"),
