@@ -17,6 +17,7 @@ from .errors import CompileError
 from .fields import fields_of
 from .location import UNKNOWN, Location
 from .ops.aten import Aten
+from .ops.fusion import Region
 from .parser_values import (
     Attribute,
     GraphNode,
@@ -24,6 +25,7 @@ from .parser_values import (
     Mistake,
     OpNode,
     OutputNode,
+    RegionNode,
     SymbolNode,
     at_text,
     unknown,
@@ -105,8 +107,11 @@ class GraphBuilder:
             raise unknown("unknown-op", "op", node.name, Op.registry)
         if (kind is Aten) != (node.target is not None):
             raise Mistake("syntax-error", "the form is aten @target(arguments)", node.name)
-        given = self._aten(node) if kind is Aten else self._operands(kind, node)
-        given |= _attributes(kind, node)
+        if node.region is not None:
+            given = self._fused(node.region)
+        else:
+            given = self._aten(node) if kind is Aten else self._operands(kind, node)
+            given |= _attributes(kind, node)
         if node.loc is not None:
             loc = node.loc
         else:
@@ -123,6 +128,22 @@ class GraphBuilder:
         for name, value in zip(node.results, op.results, strict=True):
             self.define(name, value)
         return op
+
+    def _fused(self, node: RegionNode) -> dict[str, Any]:
+        """Build a region, in which only its own values have names."""
+        inner = GraphBuilder(self.file)
+        inputs = tuple([self.value(given) for _, given in node.bindings])
+        parameters = tuple(
+            [Value(v.type, name=n[1:]) for v, (n, _) in zip(inputs, node.bindings, strict=True)]
+        )
+        for parameter, (name, _) in zip(parameters, node.bindings, strict=True):
+            inner.define(name, parameter)
+        for item in node.ops:
+            if item.region is not None:
+                raise Mistake("bad-region", "a region holds another one", item.name)
+        ops = tuple([inner.op(item) for item in node.ops])
+        results = tuple([inner.value(name) for name in node.results])
+        return {"inputs": inputs, "body": Region(parameters, ops, results)}
 
     def _operands(self, kind: type[Op], node: OpNode) -> dict[str, Any]:
         names = kind.operand_fields

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from .core import Graph, Op, Value
+from .ops.fusion import Fused, Region
 from .printer import Printer, format_literal, format_range, print_with
 from .types import is_same_type
 
@@ -26,38 +27,45 @@ def differences(a: Graph, b: Graph) -> list[str]:
 
 
 def _differences(a: Graph, b: Graph) -> Iterator[str]:
-    left, right = _Side(a), _Side(b)
+    left, right = _Side(a.inputs), _Side(b.inputs)
     yield from _compare("name", a.name, b.name)
     yield from _compare("mesh", a.mesh, b.mesh)
     yield from _compare("symbols", _symbols(a), _symbols(b))
-    yield from _compare_inputs(left, right)
-    aligned = True
-    for index, (op, other) in enumerate(zip(a.ops, b.ops, strict=False)):
-        left.define(op, index)
-        right.define(other, index)
-        if op.name != other.name or len(op.results) != len(other.results):
-            yield f"op {index}: {left.line(op)} / {right.line(other)}, the rest is not compared"
-            aligned = False
-            break
-        yield from _compare_ops(f"op {index} '{op.name}'", left, op, right, other)
-    if aligned and len(a.ops) != len(b.ops):
-        longer, side = (a, left) if len(a.ops) > len(b.ops) else (b, right)
-        first = longer.ops[min(len(a.ops), len(b.ops))]
-        which = "first" if longer is a else "second"
-        yield f"ops: {len(a.ops)} / {len(b.ops)}, only the {which} has {side.line(first)}"
-    elif aligned:
-        yield from _compare_ends(left, right)
+    yield from _compare_inputs(a, b)
+    aligned = yield from _compare_bodies("", left, a.ops, right, b.ops)
+    if aligned:
+        yield from _compare_ends(left, right, a, b)
     if a.resources and b.resources:
         yield from _compare("resources", sorted(a.resources), sorted(b.resources))
 
 
-class _Side:
-    """One of the graphs, with numbers that corresponding values share."""
+def _compare_bodies(
+    where: str, left: _Side, a: tuple[Op, ...], right: _Side, b: tuple[Op, ...]
+) -> Generator[str, None, bool]:
+    """Yield what differs between two lists of ops; return whether values still correspond."""
+    for index, (op, other) in enumerate(zip(a, b, strict=False)):
+        left.define(op, index)
+        right.define(other, index)
+        if op.name != other.name or len(op.results) != len(other.results):
+            lines = f"{left.line(op)} / {right.line(other)}"
+            yield f"{where}op {index}: {lines}, the rest is not compared"
+            return False
+        yield from _compare_ops(f"{where}op {index} '{op.name}'", left, op, right, other)
+    if len(a) == len(b):
+        return True
+    longer, side = (a, left) if len(a) > len(b) else (b, right)
+    first = longer[min(len(a), len(b))]
+    which = "first" if longer is a else "second"
+    yield f"{where}ops: {len(a)} / {len(b)}, only the {which} has {side.line(first)}"
+    return False
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+
+class _Side:
+    """One of the graphs or regions, with numbers that corresponding values share."""
+
+    def __init__(self, inputs: tuple[Value, ...]) -> None:
         self.numbers: dict[Value, str] = {}
-        for index, value in enumerate(graph.inputs):
+        for index, value in enumerate(inputs):
             self.numbers[value] = f"%input{index}"
 
     def define(self, op: Op, index: int) -> None:
@@ -88,8 +96,7 @@ def _symbols(graph: Graph) -> str:
     return ", ".join(map(format_range, graph.symbols)) or "none"
 
 
-def _compare_inputs(left: _Side, right: _Side) -> Iterator[str]:
-    a, b = left.graph, right.graph
+def _compare_inputs(a: Graph, b: Graph) -> Iterator[str]:
     if len(a.inputs) != len(b.inputs):
         yield f"inputs: {len(a.inputs)} / {len(b.inputs)}"
     rows = zip(a.inputs, a.input_specs, b.inputs, b.input_specs, strict=False)
@@ -107,7 +114,11 @@ def _compare_ops(where: str, left: _Side, a: Op, right: _Side, b: Op) -> Iterato
         yield from _compare(
             f"{where}: operand '{name}'", left.text(getattr(a, name)), right.text(getattr(b, name))
         )
+    if isinstance(a, Fused) and isinstance(b, Fused):
+        yield from _compare_regions(f"{where}: ", a.body, b.body)
     for name in a.attribute_fields:
+        if name == "body":
+            continue
         texts = _texts(getattr(a, name), getattr(b, name))
         if texts[0] != texts[1] and name != "types":
             yield f"{where}: attribute '{name}': {texts[0]} / {texts[1]}"
@@ -117,8 +128,16 @@ def _compare_ops(where: str, left: _Side, a: Op, right: _Side, b: Op) -> Iterato
     yield from _compare(f"{where}: location", a.loc, b.loc)
 
 
-def _compare_ends(left: _Side, right: _Side) -> Iterator[str]:
-    a, b = left.graph, right.graph
+def _compare_regions(where: str, a: Region, b: Region) -> Iterator[str]:
+    if a is b:
+        return
+    left, right = _Side(a.parameters), _Side(b.parameters)
+    aligned = yield from _compare_bodies(where, left, a.ops, right, b.ops)
+    if aligned:
+        yield from _compare(f"{where}results", left.text(a.results), right.text(b.results))
+
+
+def _compare_ends(left: _Side, right: _Side, a: Graph, b: Graph) -> Iterator[str]:
     if len(a.outputs) != len(b.outputs):
         yield f"outputs: {len(a.outputs)} / {len(b.outputs)}"
     rows = zip(a.outputs, a.output_specs, b.outputs, b.output_specs, strict=False)
@@ -130,8 +149,8 @@ def _compare_ends(left: _Side, right: _Side) -> Iterator[str]:
         yield from _compare(f"{where}: saved", spec.saved, other_spec.saved)
         yield from _compare(f"{where}: group", spec.group, other_spec.group)
     mutations = [
-        ", ".join(f"{side.text(m.target)}: {side.text(m.value)}" for m in side.graph.mutations)
-        for side in (left, right)
+        ", ".join(f"{side.text(m.target)}: {side.text(m.value)}" for m in graph.mutations)
+        for side, graph in ((left, a), (right, b))
     ]
     yield from _compare("mutations", mutations[0] or "none", mutations[1] or "none")
 

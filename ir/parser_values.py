@@ -65,6 +65,14 @@ class Argument(NamedTuple):
     value: Any
 
 
+class RegionNode(NamedTuple):
+    """The region of a `fused` op; a binding is the name of a parameter and of its input."""
+
+    bindings: tuple[tuple[Token, Token], ...]
+    ops: tuple[Any, ...]
+    results: tuple[Token, ...]
+
+
 class OpNode(NamedTuple):
     """A line with an op. References to values in `operands` are their tokens."""
 
@@ -75,6 +83,7 @@ class OpNode(NamedTuple):
     results: tuple[Token, ...] = ()
     types: tuple[TypeNode, ...] = ()
     loc: Location | None = None
+    region: RegionNode | None = None
 
 
 class InputNode(NamedTuple):
@@ -268,6 +277,17 @@ class Reader(Transformer[Token, Any]):
 
     def argument(self, name: Token | None, value: Any) -> Argument:
         return Argument(name, value)
+
+    def fused(self, keyword: Token, *items: Any) -> OpNode:
+        *bindings, ops, results = items
+        region = RegionNode(_present(bindings), ops, results or ())
+        return OpNode(keyword, (), (), region=region)
+
+    def binding(self, name: Token, value: Token) -> tuple[Token, Token]:
+        return name, value
+
+    def references(self, *names: Token) -> tuple[Token, ...]:
+        return names
 
     def attributes(self, *items: Attribute | None) -> tuple[Attribute, ...]:
         return _present(items)

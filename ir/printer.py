@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -15,6 +15,7 @@ from .core import Foreign, Graph, InputSpec, Op, OutputSpec, Value
 from .dims import SymbolRange, format_dim
 from .location import Location
 from .ops.aten import Aten
+from .ops.fusion import Fused, Region
 from .types import DType
 
 MAX_COLUMNS = 100
@@ -86,13 +87,14 @@ def format_location(loc: Location) -> str:
 
 
 _DEFAULTS: dict[type[Op], tuple[tuple[str, str | None], ...]] = {}
+_HIDDEN: Mapping[type[Op], tuple[str, ...]] = {Aten: ("target", "types"), Fused: ("body",)}
 
 
 def default_texts(kind: type[Op]) -> tuple[tuple[str, str | None], ...]:
     """Return the attributes of an op class with the text of their defaults, None if required."""
     found = _DEFAULTS.get(kind)
     if found is None:
-        hidden = ("target", "types") if kind is Aten else ()
+        hidden = _HIDDEN.get(kind, ())
         defaults = {f.name: f.default for f in dataclasses.fields(kind)}
         found = _DEFAULTS[kind] = tuple(
             (name, None if default is dataclasses.MISSING else format_literal(default))
@@ -116,9 +118,9 @@ class Printer:
         self._results = 0
         self._undefined = 0
 
-    def define_input(self, value: Value) -> str:
-        """Name an input and return its reference."""
-        name = _UNSAFE.sub("_", value.name) or "arg"
+    def define_input(self, value: Value, unnamed: str = "arg") -> str:
+        """Name an input and return its reference; `unnamed` is for one without a name."""
+        name = _UNSAFE.sub("_", value.name) or unnamed
         name = f"_{name}" if not (name[0].isalpha() or name[0] == "_") else name
         unique = name
         while unique in self._taken:
@@ -148,7 +150,7 @@ class Printer:
         return format_literal(item)
 
     def op(self, op: Op) -> str:
-        """Define the results of an op and return its line, without indentation."""
+        """Define the results of an op and return its line or, with a region, its lines."""
         line = self.call(op)
         self.define(op)
         if op.results:
@@ -161,6 +163,8 @@ class Printer:
 
     def call(self, op: Op) -> str:
         """Return what an op does, without its results and types: `add %x, %y {axis = 1}`."""
+        if isinstance(op, Fused):
+            return self._fused_call(op)
         call = self._aten_call(op) if isinstance(op, Aten) else self._plain_call(op)
         attributes = self._attributes(op)
         return f"{call} {{{attributes}}}" if attributes else call
@@ -174,6 +178,21 @@ class Printer:
         arguments += [f"{name} = {self.operand(item)}" for name, item in op.keywords]
         return f"aten {at_name(op.target)}({', '.join(arguments)})"
 
+    def _fused_call(self, op: Fused) -> str:
+        inner = Printer(locations=self.locations)
+        names = self.parameters(inner, op.body)
+        given = map(self.operand, op.inputs)
+        bindings = ", ".join(f"{n} = {v}" for n, v in zip(names, given, strict=True))
+        lines = [f"fused({bindings}) {{"]
+        lines += [f"  {indented(inner.op(item))}" for item in op.body.ops]
+        results = ", ".join(map(inner.operand, op.body.results))
+        return "\n".join([*lines, f"  yield {results}".rstrip(), "}"])
+
+    @staticmethod
+    def parameters(inner: Printer, region: Region) -> list[str]:
+        """Name the parameters of a region, whose names are a printer's of its own."""
+        return [inner.define_input(v, f"p{i}") for i, v in enumerate(region.parameters)]
+
     def _attributes(self, op: Op) -> str:
         parts: list[str] = []
         for name, default in default_texts(type(op)):
@@ -186,9 +205,17 @@ class Printer:
 _NOWHERE = Location()
 
 
+def indented(text: str) -> str:
+    """Return a text of perhaps several lines, with all but the first further to the right."""
+    return text.replace("\n", "\n  ")
+
+
 def format_op(op: Op) -> str:
-    """Return the line of one op outside a graph, for messages; inputs are named, not defined."""
-    printer = Printer(locations=False)
+    """Return the line of one op outside a graph, for messages; inputs are named, not defined.
+
+    Of a region it gives the number of ops.
+    """
+    printer = _ShortPrinter(locations=False)
     for operand in op.operands:
         if operand not in printer.names:
             if operand.op is None:
@@ -198,15 +225,29 @@ def format_op(op: Op) -> str:
     return printer.op(op)
 
 
+class _ShortPrinter(Printer):
+    """Prints every op on one line."""
+
+    def _fused_call(self, op: Fused) -> str:
+        count = len(op.body.ops)
+        ops = f"{count} op" if count == 1 else f"{count} ops"
+        return f"fused({', '.join(map(self.operand, op.inputs))}) {{ {ops} }}"
+
+
 def print_graph(graph: Graph, *, locations: bool = True) -> str:
     """Return the text of a graph, with a newline at its end; `parse_graph` reads it back."""
     return print_with(Printer(locations=locations), graph)
 
 
-def print_with(printer: Printer, graph: Graph) -> str:
-    """Return the text of a graph, under the names that a printer has given or gives now."""
+def print_with(
+    printer: Printer, graph: Graph, suffix: Callable[[int], str] = lambda index: ""
+) -> str:
+    """Return the text of a graph, under the names that a printer has given or gives now.
+
+    `suffix` gives what to write behind the op of an index.
+    """
     lines = [_header(printer, graph)]
-    lines += [f"  {printer.op(op)}" for op in graph.ops]
+    lines += [f"  {indented(printer.op(op))}{suffix(i)}" for i, op in enumerate(graph.ops)]
     lines += [f"  {_return(printer, graph)}", "}", ""]
     return "\n".join(lines)
 

@@ -46,15 +46,15 @@ from .types import TensorType
 _GRAMMAR = """
 program: "program" AT "(" inputs ")" [symbols] [mesh] "{" step* returns border* "}"
 step: op "->" [placement ("," placement)*] [frees]
-placement: NAME [range | references] [attributes]
+placement: NAME [range | in_brackets] [attributes]
 range: "[" expr [":" expr] "]"                            // bytes: [begin : end], or [size]
-references: "(" VALUE ("," VALUE)* ")"
-frees: "free" references
+in_brackets: "(" references ")"
+frees: "free" in_brackets
 ?border: "output" INT ":" handling ("," handling)* -> output_handling
        | "mutation" INT ":" NAME -> mutation_handling
        | "arena" device ":" INT -> arena_size
        | "saved" device ":" INT -> saved_size
-handling: NAME [references]
+handling: NAME [in_brackets]
 """
 
 _KINDS: dict[str, type[Placement]] = {
@@ -65,16 +65,14 @@ _KINDS: dict[str, type[Placement]] = {
 def print_program(program: Program, *, locations: bool = True) -> str:
     """Return the text of a program, with a newline at its end; `parse_program` reads it back."""
     printer = Printer(locations=locations)
-    lines = print_with(printer, program.graph).rstrip("\n").split("\n")
-    first = next(index for index, line in enumerate(lines) if line.endswith("{")) + 1
-    last = first + len(program.steps)
-    head = [lines[0].replace("graph", "program", 1), *lines[1:first]]
-    steps = [
-        line + _step_suffix(printer, step)
-        for line, step in zip(lines[first:last], program.steps, strict=True)
-    ]
+
+    def suffix(index: int) -> str:
+        return _step_suffix(printer, program.steps[index])
+
+    lines = print_with(printer, program.graph, suffix).split("\n")
+    head = lines[0].replace("graph", "program", 1)
     border = [f"  {line}" for line in _border(printer, program)]
-    return "\n".join([*head, *steps, *lines[last:-1], *border, "}", ""])
+    return "\n".join([head, *lines[1:-2], *border, "}", ""])
 
 
 def _step_suffix(printer: Printer, step: Step) -> str:
@@ -189,7 +187,7 @@ class ProgramReader(Reader):
         bounds = (first,) if second is None else (first, second)
         return (None, *map(self.dimension, bounds))
 
-    def references(self, *names: Token) -> tuple[Token, ...]:
+    def in_brackets(self, names: tuple[Token, ...]) -> tuple[Token, ...]:
         """Return the names."""
         return names
 

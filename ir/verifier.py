@@ -18,6 +18,8 @@
 10. A sharding has an entry for each dimension (`sharding-rank`), uses a mesh axis once
     (`axis-used-twice`), combines partial values in a known way (`unknown-reduction`), and names
     axes of the graph's mesh, if it has one (`unknown-axis`).
+11. A region keeps these invariants like a graph, with values of its own only. It holds no region,
+    and no op that draws random numbers, has an effect or reads a resource (`bad-region`).
 
 The first broken invariant is reported, with the op and the place in the user's model.
 """
@@ -33,6 +35,7 @@ from .core import Foreign, Graph, Op, OutputSpec, Value
 from .dims import Dim
 from .errors import CompileError
 from .ops.aten import Resource
+from .ops.fusion import Fused
 from .printer import format_op, format_range
 from .sharding import REDUCTIONS, Sharding
 from .types import OpaqueType, ScalarType, TensorType, Type, is_same_type
@@ -72,6 +75,8 @@ class _Verifier:
             if op not in self.known_ops:
                 self.check_types(op)
                 self.check_attributes(op)
+                if isinstance(op, Fused):
+                    _RegionVerifier(self.graph, op).run()
             self.define(op)
         self.check_outputs()
         self.check_mutations()
@@ -239,3 +244,49 @@ class _Verifier:
             if not is_same_type(target.type, value.type):
                 message = f"input '{target.name}' of type {target.type} cannot become {value.type}"
                 raise self.fail("mutation-type", message)
+
+
+class _RegionVerifier(_Verifier):
+    """Checks a region as the graph that it would be."""
+
+    def __init__(self, graph: Graph, owner: Fused) -> None:
+        body = owner.body
+        region = Graph(
+            "region",
+            body.parameters,
+            body.ops,
+            body.results,
+            symbols=graph.symbols,
+            resources=graph.resources,
+            mesh=graph.mesh,
+        )
+        super().__init__(region, None)
+        self.owner = owner
+
+    def fail(self, code: str, message: str, op: Op | None = None) -> CompileError:
+        if op is None:
+            text = f"in the region, {message}, in '{format_op(self.owner)}'"
+            return CompileError(code, text, self.owner.loc)
+        return super().fail(code, message, op)
+
+    def check_attributes(self, op: Op) -> None:
+        if isinstance(op, Fused):
+            raise self.fail("bad-region", "a region holds another one", op)
+        if op.is_random:
+            raise self.fail("bad-region", "a region draws random numbers", op)
+        if not op.is_removable:
+            raise self.fail("bad-region", "a region holds an op with an effect", op)
+        if isinstance(op, Resource) or _names_resource(op):
+            raise self.fail("bad-region", "a region reads a resource of the graph", op)
+        super().check_attributes(op)
+
+
+def _names_resource(op: Op) -> bool:
+    stack: list[Any] = [getattr(op, name) for name in op.operand_fields]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, tuple):
+            stack += item
+        elif isinstance(item, Foreign) and item.kind == "resource":
+            return True
+    return False

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import sympy
 
 from lynx.ir.core import Graph, Op, Value
+from lynx.ir.ops.fusion import Fused
 from lynx.ir.types import ScalarType, TensorType, symbols_told
 
 from .base import PassContext, Requirement, register_pass
@@ -69,6 +70,9 @@ def _symbols_of(op: Op) -> Iterator[str]:
         yield from _mentioned(getattr(op, name))
     for result in op.results:
         yield from _mentioned(result)
+    if isinstance(op, Fused):
+        for inner in op.body.ops:
+            yield from _symbols_of(inner)
 
 
 def _mentioned(item: Any) -> Iterator[str]:

@@ -56,6 +56,46 @@ def test_one_change_is_one_difference(old: str, new: str, found: str) -> None:
     assert compare(old, new) == [found]
 
 
+REGION = """
+graph @g(%a: f32[4], %b: f32[4]) {
+  %0, %1 = fused(%x = %a, %y = %b) {
+    %0 = add %x, %y : f32[4]  loc("model.py":3)
+    %1 = exp %0 : f32[4]
+    yield %0, %1
+  } : f32[4], f32[4]
+  return %0, %1
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("%x", "%first", []),
+        ("%1 = exp %0 : f32[4]\n    yield %0, %1", "%e = exp %0 : f32[4]\n    yield %0, %e", []),
+        ("%x = %a, %y = %b", "%x = %b, %y = %a",
+         ["op 0 'fused': operand 'inputs': [%input0, %input1] / [%input1, %input0]"]),
+        ("add %x, %y", "add %x, %y {alpha = 2}",
+         ["op 0 'fused': op 0 'add': attribute 'alpha': 1.0 / 2"]),
+        ("add %x, %y", "add %y, %x", ["op 0 'fused': op 0 'add': operand 'x': %input0 / %input1",
+         "op 0 'fused': op 0 'add': operand 'y': %input1 / %input0"]),
+        ("exp", "log", ["op 0 'fused': op 1: 'exp %0' / 'log %0', the rest is not compared"]),
+        ("yield %0, %1", "yield %1, %0", ["op 0 'fused': results: [%0, %1] / [%1, %0]"]),
+        (":3", ":4", ["op 0 'fused': op 0 'add': location: model.py:3 / model.py:4"]),
+    ],
+)  # fmt: skip
+def test_regions_are_compared_by_structure(old: str, new: str, found: list[str]) -> None:
+    assert old in REGION
+    assert differences(parse_graph(REGION), parse_graph(REGION.replace(old, new))) == found
+
+
+def test_a_changed_region_is_a_change_of_its_lines() -> None:
+    text = unified(parse_graph(REGION), parse_graph(REGION.replace("exp", "log")))
+    changed = [line for line in text.splitlines() if line[:1] in "+-" and line[1:2] == " "]
+    assert "-    %1 = exp %0 : f32[4]" in changed
+    assert "+    %1 = log %0 : f32[4]" in changed
+
+
 def test_a_missing_op() -> None:
     end = TEXT.index("  %2, %3")
     shorter = TEXT[:end] + "  return %1\n}\n"

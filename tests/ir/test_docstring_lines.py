@@ -10,7 +10,7 @@ from lark import Token
 
 from lynx.ir import Graph, Op, Value, differences, parse_graph, print_graph
 from lynx.ir.fields import fields_of
-from lynx.ir.ops import Aten
+from lynx.ir.ops import Aten, Fused
 from lynx.ir.parser import parse_op_line
 from lynx.ir.parser_values import OpNode
 from tests.samples.inputs import SAMPLES
@@ -21,9 +21,10 @@ OPS = {
 
 
 def documented_line(kind: type[Op]) -> OpNode:
-    """Return the syntax of the line of IR in the docstring of an op."""
+    """Return the syntax of the line of IR, or the lines with a region, in an op's docstring."""
     text = inspect.getdoc(kind) or ""
-    match = re.search(rf"^ *((%\w+(, )?)+ = {re.escape(kind.name)}\b.*)", text, re.MULTILINE)
+    rest = r"(.*\{\n(.*\n)*? *\}.*|.*)"
+    match = re.search(rf"^ *((%\w+(, )?)+ = {re.escape(kind.name)}\b{rest})", text, re.MULTILINE)
     assert match is not None, "no line of IR"
     return parse_op_line(match[1], file=kind.__name__)
 
@@ -35,6 +36,10 @@ def test_line_has_the_fields_of_the_op(name: str) -> None:
     assert node.name == name
     assert node.types
     assert len(node.results) == len(node.types)
+    if kind is Fused:
+        assert node.region is not None
+        assert len(node.region.results) == len(node.results)
+        return
     fields = fields_of(kind)
     for attribute, value in node.attributes:
         assert attribute in kind.attribute_fields

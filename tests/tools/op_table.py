@@ -42,10 +42,16 @@ def table() -> str:
     return "\n\n".join(parts)
 
 
+_FORMS = {
+    "aten": "aten @target(arguments)",
+    "fused": "fused(parameters = inputs) { ops yield results }",
+}
+
+
 def row(kind: type[Op]) -> str:
     """Return the row of one op: its form, its attributes with defaults, its summary."""
     operands = ", ".join(kind.operand_fields)
-    form = "aten @target(arguments)" if kind.name == "aten" else f"{kind.name} {operands}".rstrip()
+    form = _FORMS.get(kind.name, f"{kind.name} {operands}".rstrip())
     fields = fields_of(kind)
     attributes = []
     for name, default in default_texts(kind):
