@@ -1,0 +1,8 @@
+"""Fusion: which ops become one kernel, and what that kernel computes."""
+
+from __future__ import annotations
+
+from .emit import KERNEL_DTYPES, why_not
+from .kernels import kernel_of
+
+__all__ = ["KERNEL_DTYPES", "kernel_of", "why_not"]
