@@ -1,0 +1,185 @@
+"""Products of matrices as calls of the library: which layouts it takes, and how they are passed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import sympy
+
+from lynx.ir.core import Op
+from lynx.ir.dims import Dim, is_equal, product
+from lynx.ir.native import Matrix, Pointer, ProductCall
+from lynx.ir.ops.linear import BatchMatmul, Dot, Matmul, MatrixProduct, MatrixVector
+from lynx.ir.types import DType
+
+from .rewrite import NoMatch
+
+Strides: TypeAlias = tuple[Dim, ...]
+
+PRODUCTS: tuple[type[Op], ...] = (Matmul, BatchMatmul, MatrixVector, Dot)
+"""The op classes for which there may be a call."""
+
+_LARGEST = 2**31 - 1
+"""The library takes sizes and strides as 32-bit integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A batch of matrices: the strides of the batch, of rows and of columns."""
+
+    rows: Dim
+    columns: Dim
+    strides: tuple[Dim, Dim, Dim]
+
+
+def product_call(
+    op: MatrixProduct,
+    a_strides: Strides,
+    b_strides: Strides,
+    out_strides: Strides,
+    a: Pointer,
+    b: Pointer,
+    out: Pointer,
+) -> ProductCall | NoMatch:
+    """Return the call that multiplies tensors with these strides, or why there is none.
+
+    In each matrix of the call exactly one of the strides of rows and columns is the integer 1 (both
+    are if there is one element), and the other is at least the size that the first spans. Inputs
+    may repeat along the batch by a stride of 0. Sizes that depend on symbols may turn out to be 0:
+    the leading dimension that the library is told must then be raised to 1.
+    """
+    dtype = op.out.tensor_type.dtype
+    if dtype not in (DType.F32, DType.F64):
+        return NoMatch(f"the library has no product of {dtype}")
+    if op.out.tensor_type.device != "cpu":
+        return NoMatch(f"is on {op.out.tensor_type.device}")
+    batch, m, n, k = sizes = _sizes(op)
+    if any(size == 0 for size in sizes):
+        return NoMatch("has a size of 0")
+    first, second, result = _strides(op, a_strides, b_strides, out_strides)
+    layouts: list[_Layout] = []
+    for name, rows, columns, strides in (
+        ("first operand", m, k, first), ("second operand", k, n, second), ("result", m, n, result)
+    ):  # fmt: skip
+        layout = _normalized(rows, columns, strides)
+        if isinstance(layout, NoMatch):
+            return NoMatch(f"the {name} {layout.reason}")
+        layouts.append(layout)
+    if _overlaps(batch, layouts[2]):
+        return NoMatch("the result overlaps itself along the batch")
+    if any(isinstance(d, int) and d > _LARGEST for x in layouts for d in (*sizes, *x.strides[1:])):
+        return NoMatch("has sizes that the library cannot take")
+    merged = _merged(batch, layouts)
+    if merged is not None:
+        batch, m, layouts = 1, product((batch, m)), merged
+    x, y, z = (Matrix(p, layout.strides) for p, layout in zip((a, b, out), layouts, strict=True))
+    return ProductCall(dtype, batch, m, n, k, x, y, z, loc=op.loc)
+
+
+def _sizes(op: MatrixProduct) -> tuple[Dim, Dim, Dim, Dim]:
+    """Return the number of matrices, the rows and columns of the result, and the terms of a sum."""
+    a, b = op.a.shape, op.b.shape
+    if isinstance(op, BatchMatmul):
+        return a[0], a[1], b[2], a[2]
+    if isinstance(op, Matmul):
+        return 1, a[0], b[1], a[1]
+    if isinstance(op, MatrixVector):
+        return 1, a[0], 1, a[1]
+    return 1, 1, 1, a[0]
+
+
+def _strides(
+    op: MatrixProduct, a: Strides, b: Strides, out: Strides
+) -> tuple[Strides, Strides, Strides]:
+    """Return strides of batch, rows and columns; those of missing dimensions are 0."""
+    if isinstance(op, BatchMatmul):
+        return a, b, out
+    if isinstance(op, Matmul):
+        return (0, *a), (0, *b), (0, *out)
+    if isinstance(op, MatrixVector):
+        return (0, *a), (0, *b, 0), (0, *out, 0)
+    return (0, 0, *a), (0, *b, 0), (0, 0, 0)
+
+
+def _normalized(rows: Dim, columns: Dim, strides: Strides) -> _Layout | NoMatch:
+    """Choose the strides of dimensions of size 1, which nothing depends on."""
+    batch, row, column = strides
+    one_row, one_column = is_equal(rows, 1), is_equal(columns, 1)
+    if one_row:
+        row = columns if one_column or is_equal(column, 1) else 1
+    if one_column:
+        column = rows if is_equal(row, 1) else 1
+    if is_equal(column, 1) and _at_least(row, columns):
+        return _Layout(rows, columns, (batch, row, 1))
+    if is_equal(row, 1) and _at_least(column, rows):
+        return _Layout(rows, columns, (batch, 1, column))
+    if is_equal(row, 0) or is_equal(column, 0):
+        return NoMatch("repeats rows or columns")
+    return NoMatch(f"has strides {row} and {column} over {rows} rows and {columns} columns")
+
+
+def _at_least(step: Dim, size: Dim) -> bool:
+    """Whether a stride surely spans this many elements: as a number, or as a multiple of them.
+
+    Symbols in strides are sizes of the tensor, so none is 0 where there are elements.
+    """
+    if isinstance(step, int) and isinstance(size, int):
+        return step >= size
+    if is_equal(step, size):
+        return True
+    ratio = sympy.sympify(step) / sympy.sympify(size)
+    terms = [factor for term in sympy.Add.make_args(ratio) for factor in sympy.Mul.make_args(term)]
+    return all(_is_positive(factor) for factor in terms)
+
+
+def _is_positive(factor: sympy.Expr) -> bool:
+    base, exponent = factor.as_base_exp()
+    if base.is_Symbol:
+        return bool(exponent.is_Integer and exponent > 0)
+    return bool(factor.is_Integer and factor > 0)
+
+
+def _overlaps(batch: Dim, layout: _Layout) -> bool:
+    """Whether matrices of a result surely overlap; symbolic strides are dense by construction."""
+    step, row, column = layout.strides
+    pairs = [(step, batch), (row, layout.rows), (column, layout.columns)]
+    reach = 1
+    for stride, size in sorted(
+        (p for p in pairs if not is_equal(p[1], 1)), key=lambda pair: _order(pair[0])
+    ):
+        if not (isinstance(stride, int) and isinstance(size, int)):
+            return False
+        if stride < reach:
+            return True
+        reach = stride * size
+    return False
+
+
+def _order(stride: Dim) -> float:
+    return stride if isinstance(stride, int) else float("inf")
+
+
+def _merged(batch: Dim, layouts: list[_Layout]) -> list[_Layout] | None:
+    """Return the layouts of one product of many rows, if all matrices share the second operand."""
+    a, b, out = layouts
+    if is_equal(batch, 1) or not is_equal(b.strides[0], 0):
+        return None
+    steps = [_one_step(layout) for layout in (a, out)]
+    if steps[0] is None or steps[1] is None:
+        return None
+    rows = product((batch, a.rows))
+    return [
+        _Layout(rows, a.columns, (0, steps[0], 1)),
+        b,
+        _Layout(rows, out.columns, (0, steps[1], 1)),
+    ]
+
+
+def _one_step(layout: _Layout) -> Dim | None:
+    """Return the stride of the rows of all matrices together, None if there is none."""
+    step, row, column = layout.strides
+    if is_equal(layout.rows, 1):
+        is_row_major = is_equal(column, 1) or is_equal(layout.columns, 1)
+        return step if is_row_major and _at_least(step, layout.columns) else None
+    return row if column == 1 and is_equal(step, product((layout.rows, row))) else None
