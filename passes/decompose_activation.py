@@ -12,7 +12,9 @@ from lynx.ir.ops.activation import (
     Hardswish,
     Hardtanh,
     LeakyRelu,
+    LogSigmoid,
     Mish,
+    Prelu,
     Silu,
     Softplus,
     Threshold,
@@ -25,6 +27,7 @@ from lynx.ir.ops.activation_backward import (
     HardswishBackward,
     HardtanhBackward,
     LeakyReluBackward,
+    LogSigmoidBackward,
     MishBackward,
     SigmoidBackward,
     SiluBackward,
@@ -32,8 +35,23 @@ from lynx.ir.ops.activation_backward import (
     TanhBackward,
     ThresholdBackward,
 )
+from lynx.ir.ops.random import Dropout, RandomBernoulli
+from lynx.ir.types import DType
 
-from .decompose_build import Number, choose, erf, exp, expm1, log1p, square, tanh, wide
+from .decompose_build import (
+    Number,
+    absolute,
+    choose,
+    erf,
+    exp,
+    expm1,
+    log1p,
+    minimum,
+    refuse_empty,
+    square,
+    tanh,
+    wide,
+)
 from .rewrite import NoMatch, Rule, rule
 
 _SQRT_HALF = math.sqrt(0.5)
@@ -296,6 +314,56 @@ def expand_sigmoid_backward(op: SigmoidBackward) -> Value | NoMatch:
 
 
 @rule
+def expand_prelu(op: Prelu) -> Value:
+    """Scale where not positive, by a weight.
+
+    prelu(x, w)  ==>  where(x > 0, x, w * x)
+    """
+    x = Number(op.x)
+    return choose(x > 0, x, Number(op.weight) * x).value
+
+
+@rule
+def expand_log_sigmoid(op: LogSigmoid) -> tuple[Value, ...]:
+    """Take the logarithm of the part that does not overflow; what it is of is the buffer.
+
+    log_sigmoid(x)  ==>  min(x, 0) - log1p(z), z = exp(-|x|)
+    """
+    x = wide(op.x)
+    power = exp(-absolute(x))
+    values = (minimum(x, 0.0) - log1p(power), power)
+    return tuple(value.to(op.x.tensor_type.dtype) for value in values)
+
+
+@rule
+def expand_log_sigmoid_backward(op: LogSigmoidBackward) -> Value:
+    """Multiply by the derivative, from the buffer.
+
+    log_sigmoid_backward(g, x, z)  ==>  where(x < 0, 1 - z / (1 + z), z / (1 + z)) * g
+    """
+    x, buffer = wide(op.x), wide(op.buffer)
+    share = buffer / (buffer + 1)
+    return (choose(x < 0, 1 - share, share) * wide(op.grad)).to(op.out.tensor_type.dtype)
+
+
+@rule
+def expand_dropout(op: Dropout) -> tuple[Value, ...] | NoMatch:
+    """Draw the mask as eager does, and multiply by it; eager rounds the scaled mask.
+
+    dropout(x, p)  ==>  x * (cast(mask) * (1 / (1 - p))), mask = random_bernoulli(1 - p)
+    """
+    type_ = op.x.tensor_type
+    if (refusal := refuse_empty(op.x)) is not None:
+        return refusal
+    if type_.dtype.is_complex or not type_.device.startswith("cpu"):
+        return NoMatch("the numbers are complex, or drawn on another device")
+    kept = 1 - op.p
+    mask = RandomBernoulli(kept, type_.shape, DType.BOOL, type_.device).out
+    scale = Number(Number(mask).to(type_.dtype)) * (0.0 if kept == 0 else 1 / kept)
+    return (Number(op.x) * scale).value, mask
+
+
+@rule
 def expand_dropout_backward(op: DropoutBackward) -> Value:
     """Scale what was kept; eager rounds the scaled mask before it multiplies.
 
@@ -328,5 +396,9 @@ ACTIVATION_RULES: tuple[Rule, ...] = (
     expand_threshold_backward,
     expand_tanh_backward,
     expand_sigmoid_backward,
+    expand_prelu,
+    expand_log_sigmoid,
+    expand_log_sigmoid_backward,
+    expand_dropout,
     expand_dropout_backward,
 )

@@ -1,0 +1,109 @@
+"""Comparison of decomposed ops with eager, by the errors that both have against `f64`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lynx.backends.reference import evaluate
+from lynx.ir.core import Graph, Op, Value
+from lynx.ir.ops.normalization import RmsNorm
+from lynx.ir.types import DType, OpaqueType, TensorType
+from lynx.passes import parse_pipeline
+
+_EPSILON = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-23}
+
+
+def graph_of(op: Op) -> Graph:
+    """Return a graph of one op, without the results that do not exist."""
+    inputs = tuple(dict.fromkeys(op.operands))
+    results = (r if not isinstance(r.type, OpaqueType) else None for r in op.results)
+    return Graph("g", inputs, (op,), tuple(results))
+
+
+def decomposed(graph: Graph, text: str = "decompose{all=true}") -> Graph:
+    """Return the graph after a pipeline."""
+    result = parse_pipeline(text).run(graph)
+    assert isinstance(result, Graph)
+    return result
+
+
+def in_dtype(op: Op, dtype: DType) -> tuple[Op, dict[Value, Value]]:
+    """Return the op over operands whose floating types are replaced, and the new operands."""
+    mapping = {
+        v: Value(v.type.with_dtype(dtype))
+        for v in op.operands
+        if isinstance(v.type, TensorType) and v.type.dtype.is_floating
+    }
+    given = {}
+    if getattr(op, "dtype", None) is not None:
+        given["dtype"] = dtype
+    if isinstance(op, RmsNorm) and op.eps is None:
+        given["eps"] = _EPSILON.get(torch.float32, 0.0)
+    changed = {
+        name: _substituted(getattr(op, name), mapping) for name in op.operand_fields
+    } | given
+    return dataclasses.replace(op, **changed), mapping
+
+
+def _substituted(item: Any, mapping: Mapping[Value, Value]) -> Any:
+    return mapping.get(item, item) if isinstance(item, Value) else item
+
+
+def run_graph(
+    graph: Graph, inputs: Mapping[Value, Any], symbols: Mapping[str, int] | None = None
+) -> list[Any]:
+    """Return the outputs of a graph, with the random generator in a fixed state."""
+    torch.manual_seed(17)
+    outputs, _ = evaluate(graph, [inputs[v] for v in graph.inputs], dict(symbols or {}))
+    return list(outputs)
+
+
+def in_double(op: Op, inputs: Mapping[Value, Any]) -> list[Any] | None:
+    """Return the results in `f64`, None if they cannot be had."""
+    if op.is_random:
+        return None
+    wide, mapping = in_dtype(op, DType.F64)
+    values = {mapping.get(v, v): x.double() if v in mapping else x for v, x in inputs.items()}
+    try:
+        return run_graph(graph_of(wide), values)
+    except RuntimeError:
+        return None
+
+
+def assert_as_accurate(
+    op: Op, inputs: Mapping[Value, Any], after: Graph, symbols: Mapping[str, int] | None = None
+) -> None:
+    """Fail unless a graph that stands for an op is at most twice as far from `f64` as eager."""
+    expected = run_graph(graph_of(op), inputs)
+    got = run_graph(after, inputs, symbols)
+    exact = in_double(op, inputs) or [None] * len(expected)
+    for mine, eager, reference in zip(got, expected, exact, strict=True):
+        assert (mine is None) == (eager is None)
+        if eager is not None:
+            _compare(mine, eager, reference)
+
+
+def _compare(mine: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None) -> None:
+    assert (mine.dtype, mine.shape) == (eager.dtype, eager.shape)
+    if not eager.is_floating_point():
+        assert torch.equal(mine, eager), f"expected {eager}, got {mine}"
+        return
+    a, b = mine.double(), eager.double()
+    special = ~(a.isfinite() & b.isfinite())
+    wrong = special & (a != b) & ~(a.isnan() & b.isnan())
+    assert not wrong.any(), f"expected {b[wrong]}, got {a[wrong]} at {wrong.nonzero().tolist()}"
+    epsilon = _EPSILON.get(eager.dtype, 2.0**-52)
+    finite = b.isfinite()
+    if exact is None or not bool(exact[finite].isfinite().all()):
+        exact = b
+    a, b, exact = a[finite], b[finite], exact.double()[finite]
+    if not a.numel():
+        return
+    scale = exact.abs().max().item()
+    bound = 2 * (b - exact).abs().max().item() + 8 * epsilon * scale
+    error = (a - exact).abs().max().item()
+    assert error <= bound, f"error {error} exceeds {bound}, of numbers up to {scale}"
