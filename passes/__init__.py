@@ -13,6 +13,7 @@ from .base import (
     register_pass,
 )
 from .decompose import COMPOSITE, NO_COMPOSITE_OPS
+from .expand_products import ExpandProducts
 from .modules import count_ops, print_module, verify_module
 from .observers import Diff, Dump, Observer, Reproducer, Timer, Timing
 from .pipeline import NAMED_PIPELINES, Pipeline, check_requirements, parse_pipeline
@@ -20,6 +21,7 @@ from .pipelines import DEBUG, DEFAULT, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from .requirements import IS_GRAPH, IS_PROGRAM
 from .rewrite import NoMatch, Rewritten, Rule, rewrite, rule
 from .target import Target
+from .widen_products import WidenProducts
 
 __all__ = [
     "COMPOSITE",
@@ -35,6 +37,7 @@ __all__ = [
     "ConstantInfo",
     "Diff",
     "Dump",
+    "ExpandProducts",
     "NoMatch",
     "Observer",
     "Pass",
@@ -49,6 +52,7 @@ __all__ = [
     "Timer",
     "Timing",
     "Violation",
+    "WidenProducts",
     "check_requirements",
     "count_ops",
     "parse_pipeline",
