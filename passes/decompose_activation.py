@@ -152,7 +152,7 @@ def expand_elu(op: Elu) -> Value:
 def expand_elu_backward(op: EluBackward) -> Value:
     """Multiply by the slope, which below zero follows from the result or the operand.
 
-    elu_backward(g, x)  ==>  where(x <= 0, g * c * alpha * scale * exp(x * c), g * scale)
+    elu_backward(g, x)  ==>  where(x > 0, g * scale, g * c * alpha * scale * exp(x * c))
     """
     grad, x = wide(op.grad), wide(op.x)
     weight = op.alpha * op.scale
@@ -160,7 +160,7 @@ def expand_elu_backward(op: EluBackward) -> Value:
         below = grad * op.input_scale * (x + weight)
     else:
         below = grad * op.input_scale * weight * exp(x * op.input_scale)
-    return choose(x <= 0, below, grad * op.scale).to(op.out.tensor_type.dtype)
+    return choose(x > 0, grad * op.scale, below).to(op.out.tensor_type.dtype)
 
 
 @rule
@@ -199,12 +199,12 @@ def expand_hardtanh(op: Hardtanh) -> Value:
 
 @rule
 def expand_hardtanh_backward(op: HardtanhBackward) -> Value:
-    """Pass the gradient inside the interval.
+    """Pass the gradient inside the interval, in which NaN is not.
 
-    hardtanh_backward(g, x)  ==>  where(x <= min, 0, where(x >= max, 0, g))
+    hardtanh_backward(g, x)  ==>  where(x > min, where(x < max, g, 0), 0)
     """
     grad, x = Number(op.grad), wide(op.x)
-    return choose(x <= op.min, 0.0, choose(x >= op.max, 0.0, grad)).value
+    return choose(x > op.min, choose(x < op.max, grad, 0.0), 0.0).value
 
 
 @rule
@@ -221,11 +221,11 @@ def expand_hardswish(op: Hardswish) -> Value:
 def expand_hardswish_backward(op: HardswishBackward) -> Value:
     """Multiply by the slope of each of the three pieces.
 
-    hardswish_backward(g, x)  ==>  where(x <= -3, 0, where(x < 3, g * (x / 3 + 0.5), g))
+    hardswish_backward(g, x)  ==>  where(x <= -3, 0, where(x >= 3, g, g * (x / 3 + 0.5)))
     """
     grad, x = wide(op.grad), wide(op.x)
-    middle = choose(x < 3.0, grad * (x / 3.0 + 0.5), grad)
-    return choose(x <= -3.0, 0.0, middle).to(op.out.tensor_type.dtype)
+    right = choose(x >= 3.0, grad, grad * (x / 3.0 + 0.5))
+    return choose(x <= -3.0, 0.0, right).to(op.out.tensor_type.dtype)
 
 
 @rule

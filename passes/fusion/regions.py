@@ -1,0 +1,250 @@
+"""From groups to fusion ops: the region of each, what leaves it, and the order of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from lynx.ir.core import Graph, Op, Value
+from lynx.ir.dims import Dim, product
+from lynx.ir.ops.fusion import Fused, Region
+from lynx.ir.ops.reduction import Reduction
+
+from .cluster import Clusters
+from .emit import why_not
+from .groups import Group, iterated_shape
+from .relations import moves
+
+Node: TypeAlias = "Group | Op"
+
+MAX_REPEAT = 1.25
+"""A producer moves into its consumer if it is computed at most so many times there."""
+
+
+class Rewriter:
+    """Replaces the groups of a graph by fusion ops."""
+
+    def __init__(self, graph: Graph, clusters: Clusters) -> None:
+        self.graph = graph
+        self.clusters = clusters
+        self.members: dict[Group, list[Op]] = {}
+        for group in clusters.groups:
+            if group.into is None:
+                self.members[group] = sorted(group.ops, key=clusters.positions.__getitem__)
+        self._inline_producers()
+        self.regions: dict[Node, _RegionBuilder] = {}
+        for group, ops in self.members.items():
+            self.regions[group] = _RegionBuilder(clusters, ops)
+        self.needed = self._needed()
+        self.mapping: dict[Value, Value] = {}
+        self.emitted: list[Op] = []
+
+    def ops(self) -> tuple[Op, ...]:
+        """Return the ops of the new graph; `mapping` then leads from old values to new ones."""
+        last = {group: ops[-1] for group, ops in self.members.items()}
+        done: set[Node] = set()
+        for op in self.graph.ops:
+            node = self._node(op)
+            if isinstance(node, Group) and last[node] is not op:
+                continue
+            self._emit(node, done)
+        return tuple(self.emitted)
+
+    def _node(self, op: Op) -> Node:
+        group = self.clusters.group_of(op)
+        return op if group is None else group
+
+    def _inputs(self, node: Node) -> Iterator[Value]:
+        region = self.regions.get(node)
+        if region is not None:
+            yield from region.parameters
+        elif isinstance(node, Op):
+            yield from node.operands
+
+    def _emit(self, root: Node, done: set[Node]) -> None:
+        """Emit what a node needs, then the node."""
+        stack = [(root, False)]
+        while stack:
+            node, is_ready = stack.pop()
+            if node in done or not self._is_needed(node):
+                continue
+            if is_ready:
+                done.add(node)
+                self._write(node)
+                continue
+            stack.append((node, True))
+            producers = (value.op for value in self._inputs(node) if value.op is not None)
+            stack += [(self._node(op), False) for op in producers if self._node(op) not in done]
+
+    def _is_needed(self, node: Node) -> bool:
+        if isinstance(node, Group):
+            return any(r in self.needed for op in self.members[node] for r in op.results)
+        if node in self.clusters.free or self._is_loose_view(node):
+            return any(result in self.needed for result in node.results)
+        return True
+
+    def _is_loose_view(self, op: Op) -> bool:
+        return op.is_view and not op.is_random and self.clusters.group_of(op) is None
+
+    def _write(self, node: Node) -> None:
+        region = self.regions.get(node)
+        if region is None:
+            assert isinstance(node, Op), node
+            made = node.replace_operands(self.mapping)
+            self.mapping.update(zip(node.results, made.results, strict=True))
+            self.emitted.append(made)
+            return
+        results = [r for op in region.members for r in op.results if r in self.needed]
+        fused = region.fused(results, self.mapping)
+        self.mapping.update(zip(results, fused.results, strict=True))
+        self.emitted.append(fused)
+
+    def _needed(self) -> set[Value]:
+        """Return the values that must exist in memory."""
+        needed = set(self.graph.uses)
+        for region in self.regions.values():
+            needed.update(region.parameters)
+        for op in reversed(self.graph.ops):
+            if self.clusters.group_of(op) is not None:
+                continue
+            is_loose = op in self.clusters.free or self._is_loose_view(op)
+            if is_loose and not any(result in needed for result in op.results):
+                continue
+            if op in self.clusters.free:
+                region = self.regions[op] = _RegionBuilder(self.clusters, [op])
+                needed.update(region.parameters)
+            else:
+                needed.update(op.operands)
+        return needed
+
+    def _inline_producers(self) -> None:
+        """Move elementwise groups into the one group that reads them, at other places perhaps."""
+        users = _users(self.graph)
+        for group in reversed([*self.members]):
+            target = self._only_consumer(group, users)
+            if target is None:
+                continue
+            ops = self.members.pop(group)
+            merged = sorted((*ops, *self.members[target]), key=self.clusters.positions.get)
+            self.members[target] = merged  # type: ignore[assignment]
+            group.into = target
+
+    def _only_consumer(self, group: Group, users: dict[Value, list[Op | None]]) -> Group | None:
+        ops = self.members[group]
+        if any(isinstance(op, Reduction) for op in ops):
+            return None
+        target: Group | None = None
+        repeats: Dim = 0
+        for op in ops:
+            for value, user in _uses_outside(op, users, self.clusters, group):
+                consumer = None if user is None else self.clusters.group_of(user)
+                if consumer is None or (target is not None and consumer is not target):
+                    return None
+                assert user is not None
+                if not _reads_once(user, value):
+                    return None
+                target = consumer
+                repeats = repeats + value.tensor_type.numel
+        if target is None or len(ops) + len(self.members[target]) > self.clusters.max_ops:
+            return None
+        own, size = group.size, target.size
+        if not (isinstance(repeats, int) and isinstance(own, int) and isinstance(size, int)):
+            return None
+        return target if repeats <= MAX_REPEAT * own and 4 * own >= size else None
+
+
+def _reads_once(user: Op, value: Value) -> bool:
+    """Whether the user reads each element about once: no broadcasting, no look-up of many."""
+    if moves(user, value):
+        return True
+    space = product(iterated_shape(user))
+    return bool(space == value.tensor_type.numel)
+
+
+def _users(graph: Graph) -> dict[Value, list[Op | None]]:
+    """Return the ops that use each value; None stands for the end of the graph."""
+    users: dict[Value, list[Op | None]] = {}
+    for op in graph.ops:
+        for operand in dict.fromkeys(op.operands):
+            users.setdefault(operand, []).append(op)
+    for value in graph.uses:
+        users.setdefault(value, []).append(None)
+    return users
+
+
+def _uses_outside(
+    op: Op, users: dict[Value, list[Op | None]], clusters: Clusters, group: Group
+) -> Iterator[tuple[Value, Op | None]]:
+    """Yield the uses of an op's results beyond its group, those through views by the last view."""
+    stack = list(op.results)
+    while stack:
+        value = stack.pop()
+        for user in users.get(value, ()):
+            if user is None or clusters.group_of(user) is not None:
+                if user is None or clusters.group_of(user) is not group:
+                    yield value, user
+            elif user.is_view and not why_not(user):
+                stack += user.results
+            else:
+                yield value, user
+
+
+class _RegionBuilder:
+    """Builds the region of a group: its ops, and copies of the views and masks that they need."""
+
+    def __init__(self, clusters: Clusters, members: list[Op]) -> None:
+        self.clusters = clusters
+        self.members = members
+        self.parameters: dict[Value, Value] = {}
+        self.ops: list[Op] = []
+        self._own = set(members)
+        self._mapping: dict[Value, Value] = {}
+        for op in members:
+            for operand in op.operands:
+                self._resolve(operand)
+            self._append(op)
+
+    def fused(self, results: list[Value], mapping: dict[Value, Value]) -> Fused:
+        """Return the fusion op that yields these of the values of its members."""
+        region = Region(
+            tuple(self.parameters.values()),
+            tuple(self.ops),
+            tuple(self._mapping[result] for result in results),
+        )
+        inputs = tuple(mapping.get(value, value) for value in self.parameters)
+        loc = next((op.loc for op in self.members if op.loc.is_known), self.members[0].loc)
+        return Fused(inputs, region, loc=loc)
+
+    def _append(self, op: Op) -> None:
+        made = op.replace_operands(self._mapping)
+        self.ops.append(made)
+        self._mapping.update(zip(op.results, made.results, strict=True))
+
+    def _resolve(self, value: Value) -> None:
+        stack = [(value, False)]
+        while stack:
+            current, is_ready = stack.pop()
+            if current in self._mapping:
+                continue
+            op = current.op
+            if op is None or not self._is_copied(current):
+                name = f"x{len(self.parameters)}"
+                self.parameters[current] = self._mapping[current] = Value(current.type, name=name)
+            elif is_ready:
+                self._append(op)
+            else:
+                stack.append((current, True))
+                stack += [(operand, False) for operand in reversed(op.operands)]
+
+    def _is_copied(self, value: Value) -> bool:
+        """Whether a value that no member computes is computed in the region all the same."""
+        op = value.op
+        while op is not None:
+            if op in self.clusters.free:
+                return True
+            if op in self._own:
+                return True
+            if not op.is_view or op in self.clusters.copies or why_not(op):
+                return False
+            op = op.operands[0].op
+        return False
