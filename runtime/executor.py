@@ -11,11 +11,15 @@ from typing import Any
 
 import torch
 
+from lynx.ir.native import SegmentCompiler
 from lynx.ir.program import Program
 from lynx.passes.plan_memory import BufferGroup, MemoryReport, memory_report
 
 from .arena import SHARED_BLOCKS, BlockPool, SavedArena, TemporaryArena
-from .source import ArenaSource, CallOf, Source, write_source
+from .arena_source import ArenaSource
+from .native import NativeProgram, compile_native
+from .source import CallOf, Source, write_source
+from .torch_internals import set_grad_enabled
 
 MAX_PLANS = 64
 """How many combinations of sizes, and of size classes, a program remembers for each arena."""
@@ -29,13 +33,19 @@ class Executable:
     `source` is the Python text that runs, `program` what it was made from, `memory_report` what the
     memory plan takes. Calls may overlap, in threads and by recursion. Memory of temporary tensors
     is kept for the next call of any program, see `release_memory`.
+
+    `native` is what runs natively: its `segments`, `kernels`, `source`, and in `remarks` and
+    `failures` what does not.
     """
 
     _boxed_call = True
 
-    def __init__(self, program: Program, source: Source, pool: BlockPool) -> None:
+    def __init__(
+        self, program: Program, source: Source, pool: BlockPool, native: NativeProgram
+    ) -> None:
         self.program = program
         self.source = source.text
+        self.native = native
         self.memory_report: MemoryReport = memory_report(program)
         self._saved: list[SavedArena] = []
         namespace = dict(source.globals)
@@ -65,10 +75,13 @@ class Executable:
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
         """Run the program. What an op raises passes through; the next call works."""
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                return self._run(args)
-        return self._run(args)
+        if not torch.is_grad_enabled():
+            return self._run(args)
+        set_grad_enabled(False)  # a context manager would take longer than a small program
+        try:
+            return self._run(args)
+        finally:
+            set_grad_enabled(True)
 
     def release(self) -> None:
         """Let go of the memory kept for tensors that backward needs."""
@@ -82,15 +95,20 @@ def build(
     *,
     resources: Mapping[str, Any] | None = None,
     pool: BlockPool = SHARED_BLOCKS,
+    native: SegmentCompiler | None = None,
+    products: bool = True,
 ) -> Executable:
     """Return the executable of a program.
 
     `call_of` says how the back end runs an op, `resources` holds the constants of the graph (those
     of the program itself if None). Programs with one `pool` share the memory of their temporary
-    tensors.
+    tensors. With `native`, fused ops and, if `products` says so, matrix products are compiled; what
+    does not build runs as `call_of` says.
     """
     given = program.resources if resources is None else resources
-    return Executable(program, write_source(program, call_of, given), pool)
+    compiled = compile_native(program, given, native, products=products)
+    source = write_source(program, call_of, given, compiled)
+    return Executable(program, source, pool, compiled)
 
 
 def release_memory() -> None:

@@ -15,7 +15,10 @@ from lynx.ir.core import Foreign, Value
 from lynx.ir.dims import Dim, python_source
 from lynx.ir.errors import CompileError
 
-HELPERS = ("args", "torch", "min", "max", "tuple", "list", "storage", "offsets")
+HELPERS = (
+    *("args", "torch", "min", "max", "tuple", "list"),
+    *("storage", "offsets", "start", "error"),
+)
 """Names that generated programs use for themselves."""
 
 

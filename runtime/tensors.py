@@ -25,6 +25,21 @@ def place(
     return empty.set_(storage, offset // dtype.itemsize, shape, strides)
 
 
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor if its memory holds its elements in row-major order, else a copy.
+
+    A tensor that is only marked as negated or conjugated holds others.
+    """
+    if tensor.is_neg() or tensor.is_conj():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
+
+
+def raise_failure(messages: tuple[str, ...], error: int) -> None:
+    """Raise what the check of a native segment found; `error` counts from 1."""
+    raise IndexError(messages[error - 1])
+
+
 def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return the tensor if it has these strides, otherwise one that has, copied if need be."""
     if tensor.stride() == strides:

@@ -27,3 +27,8 @@ def is_composite(function: torch._ops.OpOverload) -> bool:
     schema = function._schema
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+
+
+def set_grad_enabled(enabled: bool) -> None:
+    """Switch the recording of gradients on or off in this thread, without a context manager."""
+    torch._C._set_grad_enabled(enabled)

@@ -1,0 +1,117 @@
+"""The native part of a program: its segments, what they were compiled to, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lynx.ir.core import Value
+from lynx.ir.errors import LynxError
+from lynx.ir.kernel import Kernel
+from lynx.ir.native import KernelCall, NativeFunction, SegmentCompiler
+from lynx.ir.ops.aten import Resource, Symbolic
+from lynx.ir.program import InPlace, Placement, Program, Target, sources
+from lynx.passes.base import Remark
+
+from .places import Places
+from .segments import NativeSteps, PlacedSegment, form_segments
+
+
+@dataclass
+class NativeProgram:
+    """The segments of a program with the functions that run them.
+
+    `last` maps the index of the last step of each segment to the segment's, `steps` are the indices
+    of all native steps. `needed` are the values that must exist as tensors; `places` tells where
+    the others lie. `remarks` says what was refused, and `failures` what did not build.
+    """
+
+    program: Program
+    places: Places
+    segments: tuple[PlacedSegment, ...] = ()
+    functions: tuple[NativeFunction, ...] = ()
+    remarks: list[Remark] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.steps = {index for placed in self.segments for index in placed.steps}
+        self.last = {placed.steps[-1]: n for n, placed in enumerate(self.segments)}
+        self.needed = _needed(self)
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The kernels of all segments, each once, in order of first use."""
+        calls = [call for placed in self.segments for call in placed.segment.calls]
+        return list(dict.fromkeys(c.kernel for c in calls if isinstance(c, KernelCall)))
+
+    @property
+    def source(self) -> str:
+        """The text that was compiled."""
+        return "\n".join(dict.fromkeys(function.source for function in self.functions))
+
+
+def compile_native(
+    program: Program,
+    resources: Mapping[str, Any],
+    native: SegmentCompiler | None,
+    *,
+    products: bool = True,
+) -> NativeProgram:
+    """Compile what a program can run natively, matrix products among it if `products` says so.
+
+    A kernel that does not build is left to torch, and the rest is tried again; whatever else goes
+    wrong leaves all of it to torch.
+    """
+    places = Places(program, resources)
+    if native is None:
+        return NativeProgram(program, places)
+    steps = NativeSteps(program, places, products=products)
+    remarks = steps.refused
+    failures: list[str] = []
+    while steps.found:
+        segments = form_segments(steps)
+        try:
+            functions = native(tuple(placed.segment for placed in segments))
+        except LynxError as error:
+            failures.append(str(error))
+            dropped = steps.exclude(getattr(error, "kernels", ()))
+            if not dropped:
+                break
+            for op in dropped:
+                message = f"did not build, runs through torch: {error.message}"
+                remarks.append(Remark("kernel", message, op.loc))
+            continue
+        return NativeProgram(program, places, segments, functions, remarks, failures)
+    return NativeProgram(program, places, (), (), remarks, failures)
+
+
+def _needed(native: NativeProgram) -> set[Value]:
+    """Return the values that torch, or a caller, gets as tensors."""
+    program = native.program
+    needed = set(program.graph.uses)
+    for place in program.returns:
+        needed.update(place.unshare)
+    for placed in native.segments:
+        needed.update(placed.tensors)
+    for index in reversed(range(len(program.steps))):
+        step = program.steps[index]
+        if index in native.steps:
+            over = zip(step.op.results, step.placements, strict=True)
+            needed.update(_overwritten(p) for v, p in over if v in needed and _is_over(p))
+        elif native.places.is_view(step.op):
+            if step.op.out in needed:
+                needed.add(step.op.operands[0])
+        elif not isinstance(step.op, Resource | Symbolic):
+            needed.update(step.op.operands)
+            needed.update(step.op.results)
+    return needed
+
+
+def _is_over(placement: Placement) -> bool:
+    return isinstance(placement, InPlace | Target)
+
+
+def _overwritten(placement: Placement) -> Value:
+    (value,) = sources(placement)
+    return value

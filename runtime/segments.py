@@ -1,0 +1,259 @@
+"""Which steps of a program run natively, and the segments between two calls of torch they form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lynx.ir.core import Op, Value
+from lynx.ir.dims import Dim, free_symbols
+from lynx.ir.errors import CompileError
+from lynx.ir.kernel import Index, Kernel, Load, Store
+from lynx.ir.location import Location
+from lynx.ir.native import KernelCall, NativeCall, Pointer, ProductCall, Segment
+from lynx.ir.ops.aten import Resource, Symbolic
+from lynx.ir.ops.fusion import Fused, Region
+from lynx.ir.ops.layout import Reshape
+from lynx.ir.ops.linear import MatrixProduct
+from lynx.ir.program import InPlace, Program, Step, Target
+from lynx.ir.types import TensorType
+from lynx.passes.base import Remark
+from lynx.passes.fusion import kernel_of
+from lynx.passes.plan_memory import groups_of
+from lynx.passes.products import PRODUCTS, product_call
+from lynx.passes.rewrite import NoMatch
+
+from .places import Place, Places
+
+_NOWHERE = Pointer(0)
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """A step that runs as a kernel over the memory of these values, one for each buffer."""
+
+    kernel: Kernel
+    values: tuple[Value, ...]
+    loc: Location
+
+    def call(self, pointers: tuple[Pointer, ...]) -> NativeCall:
+        """Return the call with the addresses of the values."""
+        return KernelCall(self.kernel, pointers, self.loc)
+
+
+@dataclass(frozen=True)
+class ProductStep:
+    """A step that runs as a library product: of `a` and `b` into the result."""
+
+    op: MatrixProduct
+    strides: tuple[tuple[Dim, ...], tuple[Dim, ...], tuple[Dim, ...]]
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """The two factors and the result."""
+        return (self.op.a, self.op.b, self.op.out)
+
+    def call(self, pointers: tuple[Pointer, ...]) -> NativeCall:
+        """Return the call with the addresses of the values."""
+        a, b, out = pointers
+        call = product_call(self.op, *self.strides, a, b, out)
+        assert isinstance(call, ProductCall), call
+        return call
+
+
+NativeStep: TypeAlias = KernelStep | ProductStep
+
+
+class NativeSteps:
+    """The steps of a program that can run natively, by index; `refused` says why others cannot."""
+
+    def __init__(self, program: Program, places: Places, *, products: bool = True) -> None:
+        self.program = program
+        self.places = places
+        self.products = products
+        self.found: dict[int, NativeStep] = {}
+        self.refused: list[Remark] = []
+        for index, step in enumerate(program.steps):
+            native = self._native(step)
+            if native is not None:
+                self.found[index] = native
+
+    def exclude(self, kernels: Iterable[Kernel]) -> list[Op]:
+        """Give up on some kernels; return the ops that would have run as these."""
+        names = set(kernels)
+        dropped = [
+            index
+            for index, native in self.found.items()
+            if isinstance(native, KernelStep) and native.kernel in names
+        ]
+        for index in dropped:
+            del self.found[index]
+        return [self.program.steps[index].op for index in dropped]
+
+    def _native(self, step: Step) -> NativeStep | None:
+        op = step.op
+        if not step.is_written or not all(placement.is_written for placement in step.placements):
+            return None
+        if isinstance(op, Fused):
+            return self._kernel(op, op, step)
+        if isinstance(op, Reshape):
+            parameter = Value(op.x.type)
+            inner = Reshape(parameter, op.shape, loc=op.loc)
+            fused = Fused((op.x,), Region((parameter,), (inner,), (inner.out,)), loc=op.loc)
+            return self._kernel(op, fused, step)
+        return self._product(op) if isinstance(op, MatrixProduct) and self.products else None
+
+    def _kernel(self, op: Op, fused: Fused, step: Step) -> NativeStep | None:
+        """Return the kernel of an op, which is `fused` or means the same."""
+        inputs = [self.places.find(value) for value in fused.inputs]
+        results = [self.places.find(value) for value in op.results]
+        if any(_is_elsewhere(*pair) for pair in zip(fused.inputs, inputs, strict=True)):
+            return None
+        if not all(results):
+            return None
+        in_place = {
+            index: fused.inputs.index(placement.of)
+            for index, placement in enumerate(step.placements)
+            if isinstance(placement, InPlace | Target) and placement.of in fused.inputs
+        }
+        try:
+            kernel = kernel_of(
+                fused,
+                [None if place is None else place.strides for place in inputs],
+                [place.strides for place in results if place is not None],
+                in_place,
+            )
+        except CompileError as error:
+            self.refused.append(Remark("kernel", f"{error.message}: runs through torch", op.loc))
+            return None
+        if any(not _reads_in_step(kernel, f"x{index}") for index in in_place.values()):
+            message = "reads what it writes at another place: runs through torch"
+            self.refused.append(Remark("kernel", message, op.loc))
+            return None
+        named = {f"x{index}": value for index, value in enumerate(fused.inputs)}
+        named |= {f"y{index}": value for index, value in enumerate(op.results)}
+        return KernelStep(kernel, tuple(named[buffer.name] for buffer in kernel.buffers), op.loc)
+
+    def _product(self, op: MatrixProduct) -> NativeStep | None:
+        a, b, out = (self.places.find(value) for value in (op.a, op.b, op.out))
+        if not isinstance(op, PRODUCTS) or a is None or b is None or out is None:
+            return None
+        strides = (a.strides, b.strides, out.strides)
+        call = product_call(op, *strides, _NOWHERE, _NOWHERE, _NOWHERE)
+        if isinstance(call, NoMatch):
+            message = f"{call.reason}: '{op.name}' runs through torch"
+            self.refused.append(Remark("product", message, op.loc))
+            return None
+        return ProductStep(op, strides)
+
+
+def _is_elsewhere(value: Value, place: Place | None) -> bool:
+    return place is None and isinstance(value.type, TensorType)
+
+
+def _reads_in_step(kernel: Kernel, name: str) -> bool:
+    """Whether a buffer is read before it is written, and only at the places written next."""
+    (buffer,) = (buffer for buffer in kernel.buffers if buffer.name == name)
+    loads: list[Index] = []
+    stores: list[Index] = []
+    for instruction in kernel.body:
+        if isinstance(instruction, Load) and instruction.buffer is buffer:
+            if stores:
+                return False
+            loads.append(instruction.index)
+        elif isinstance(instruction, Store) and instruction.buffer is buffer:
+            stores.append(instruction.index)
+    keys = {(frozenset(index.terms), index.offset) for index in (*loads, *stores)}
+    return len(stores) == 1 and len(keys) == 1
+
+
+@dataclass(frozen=True)
+class PlacedSegment:
+    """A segment, and where its slots come from.
+
+    The first slots are addresses in arenas: `arenas` lists for each arena by its index the buffers
+    whose addresses are needed, None for the start of the arena. Then come the addresses of
+    `tensors`. `steps` are the indices of the steps that the segment runs.
+    """
+
+    segment: Segment
+    steps: tuple[int, ...]
+    arenas: tuple[tuple[int, tuple[int | None, ...]], ...]
+    tensors: tuple[Value, ...]
+
+
+def form_segments(steps: NativeSteps) -> tuple[PlacedSegment, ...]:
+    """Return the longest runs of native steps that nothing of torch has to come between."""
+    runs: list[list[int]] = [[]]
+    for index, step in enumerate(steps.program.steps):
+        if index in steps.found:
+            runs[-1].append(index)
+        elif runs[-1] and not _is_transparent(step.op, steps.places):
+            runs.append([])
+    slots = _Slots(steps.program, steps.places)
+    return tuple(
+        _placed(f"segment_{number}", run, steps, slots)
+        for number, run in enumerate(run for run in runs if run)
+    )
+
+
+def _is_transparent(op: Op, places: Places) -> bool:
+    """Whether a step reads no memory, so that native steps after it may begin before it."""
+    return isinstance(op, Resource | Symbolic) or places.is_view(op)
+
+
+_Key: TypeAlias = tuple[int, int | None] | Value
+"""Where a slot comes from: an arena and a buffer in it, or a tensor."""
+
+
+class _Slots:
+    """Finds the slot and offset of a place."""
+
+    def __init__(self, program: Program, places: Places) -> None:
+        self.places = places
+        self.arenas: dict[Value, tuple[int, int | None, int]] = {}
+        for number, group in enumerate(groups_of(program)):
+            for index, buffer in enumerate(group.buffers):
+                offset = buffer.placement.offset
+                entry = (number, index, 0) if offset is None else (number, None, offset)
+                self.arenas[buffer.value] = entry
+
+    def locate(self, value: Value) -> tuple[_Key, Dim]:
+        """Return where the address of a value starts from, and the bytes to add."""
+        place = self.places.find(value)
+        assert place is not None, value
+        known = self.arenas.get(place.root)
+        if known is None:
+            return place.root, place.offset
+        number, index, start = known
+        return (number, index), start + place.offset
+
+
+def _placed(name: str, run: list[int], steps: NativeSteps, slots: _Slots) -> PlacedSegment:
+    natives = [steps.found[index] for index in run]
+    located = {v: slots.locate(v) for native in natives for v in native.values}
+    keys = dict.fromkeys(key for key, _ in located.values())
+    in_arenas: dict[int, list[int | None]] = {}
+    for key in keys:
+        if isinstance(key, tuple):
+            in_arenas.setdefault(key[0], []).append(key[1])
+    arenas = tuple((number, tuple(in_arenas[number])) for number in sorted(in_arenas))
+    tensors = tuple(key for key in keys if isinstance(key, Value))
+    order: list[_Key] = [(number, index) for number, chosen in arenas for index in chosen]
+    position: Mapping[_Key, int] = {key: n for n, key in enumerate([*order, *tensors])}
+    pointers = {v: Pointer(position[key], offset) for v, (key, offset) in located.items()}
+    calls = tuple(native.call(tuple(pointers[v] for v in native.values)) for native in natives)
+    symbols = tuple(sorted({name for call in calls for name in _symbols_of(call)}))
+    segment = Segment(name, calls, len(position), symbols)
+    return PlacedSegment(segment, tuple(run), arenas, tensors)
+
+
+def _symbols_of(call: NativeCall) -> Iterable[str]:
+    """Return the symbols whose values the caller of a segment has to pass."""
+    if isinstance(call, KernelCall):
+        return (*call.kernel.symbols, *free_symbols(pointer.offset for pointer in call.buffers))
+    dims: list[Dim] = [call.batch, call.m, call.n, call.k]
+    for matrix in (call.a, call.b, call.out):
+        dims += [matrix.pointer.offset, *matrix.strides]
+    return free_symbols(dims)
