@@ -209,6 +209,11 @@ from .loss import (
     SoftMarginLoss,
     SoftMarginLossBackward,
 )
+from .loss_linear import (
+    LinearCrossEntropy,
+    LinearCrossEntropyBackward,
+    ProjectedLoss,
+)
 from .normalization import (
     BatchNorm,
     BatchNormBackward,
@@ -426,6 +431,8 @@ __all__ = [
     "Lerp",
     "Less",
     "LessEqual",
+    "LinearCrossEntropy",
+    "LinearCrossEntropyBackward",
     "Log",
     "Log1p",
     "Log2",
@@ -475,6 +482,7 @@ __all__ = [
     "Power",
     "Prelu",
     "Product",
+    "ProjectedLoss",
     "Put",
     "RandomBernoulli",
     "RandomExponential",

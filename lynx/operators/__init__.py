@@ -1,0 +1,8 @@
+"""Operators of our own, which stand in traced graphs for what recognisers found.
+
+Importing the package registers them with torch, under the namespace `lynx`.
+"""
+
+from .linear_cross_entropy import linear_cross_entropy
+
+__all__ = ["linear_cross_entropy"]
