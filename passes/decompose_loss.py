@@ -38,7 +38,8 @@ from .decompose_build import (
 from .rewrite import NoMatch, Rule, rule
 
 _LEAST_LOGARITHM = -100.0
-_LEAST_VARIANCE = 1e-12
+_LEAST_VARIANCE = 9.999999960041972e-13
+"""1e-12 in `f32`, which eager takes for `f64` as well."""
 
 
 def _reduced(losses: Number, reduction: str) -> Value:
@@ -87,7 +88,7 @@ def expand_smooth_l1_loss(op: SmoothL1Loss) -> Value:
     """
     size = absolute(wide(op.x) - wide(op.target))
     line = size - 0.5 * op.beta
-    loss = line if op.beta == 0 else choose(size < op.beta, size * 0.5 * size / op.beta, line)
+    loss = choose(size < op.beta, size * 0.5 * size / op.beta, line)
     return _reduced(Number(loss.to(op.x.tensor_type.dtype)), op.reduction)
 
 
@@ -101,8 +102,7 @@ def expand_smooth_l1_loss_backward(op: SmoothL1LossBackward) -> Value | NoMatch:
         return refusal
     difference = wide(op.x) - wide(op.target)
     grad = _share(wide(op.grad), op)
-    inside = grad if op.beta == 0 else difference * grad / op.beta
-    right = choose(difference >= op.beta, grad, inside)
+    right = choose(difference >= op.beta, grad, difference * grad / op.beta)
     return choose(difference <= -op.beta, -grad, right).to(op.x.tensor_type.dtype)
 
 

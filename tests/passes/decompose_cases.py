@@ -50,6 +50,7 @@ class Draw:
     dtype: DType
     random: random.Random
     special: bool = False
+    nan: bool = True
     inputs: dict[Value, Any] = field(default_factory=dict)
 
     def shape(self, low: int = 1, high: int = 4) -> tuple[int, ...]:
@@ -57,7 +58,9 @@ class Draw:
         sizes = (1, 2, 3, 5, 9)
         return tuple(self.random.choice(sizes) for _ in range(self.random.randint(low, high)))
 
-    def value(self, shape: tuple[int, ...], *, positive: bool = False, special: bool = True) -> Value:
+    def value(
+        self, shape: tuple[int, ...], *, positive: bool = False, special: bool = True
+    ) -> Value:
         """Return a floating value, some of whose elements may be special."""
         generator = torch.Generator().manual_seed(self.random.randrange(2**31))
         tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -67,7 +70,9 @@ class Draw:
         if self.special and special and tensor.numel():
             flat = tensor.reshape(-1)
             for _ in range(self.random.randint(0, 2)):
-                flat[self.random.randrange(flat.numel())] = self.random.choice(_SPECIAL)
+                number = self.random.choice(_SPECIAL)
+                if self.nan or number == number:
+                    flat[self.random.randrange(flat.numel())] = number
         return self.enter(tensor.to(torch_dtype(self.dtype)), self.dtype)
 
     def share(self, shape: tuple[int, ...]) -> Value:
@@ -105,6 +110,9 @@ class Draw:
 def _count(shape: tuple[int, ...]) -> int:
     return int(torch.tensor(shape).prod()) if shape else 1
 
+
+WITHOUT_NAN = ("elu_backward", "hardtanh_backward", "hardswish_backward")
+"""Where eager's vectors and the scalars after the last vector do different things with NaN."""
 
 Case = Callable[[Draw], Op]
 
@@ -263,18 +271,20 @@ def _batch_norm(draw: Draw) -> Op:
     training = draw.choice(True, False)
     shape = _of_batch(draw)
     channels = shape[1:2]
-    affine = (draw.maybe(lambda: draw.value(channels)) for _ in range(2))
+    affine = (draw.maybe(lambda: draw.value(channels, special=False)) for _ in range(2))
     x = draw.value(shape)
     running = (None, None)
     if not training or draw.choice(True, False):
-        running = (draw.value(channels), draw.value(channels, positive=True))  # type: ignore[assignment]
+        running = (
+            draw.value(channels, special=False),
+            draw.value(channels, positive=True, special=False),
+        )  # type: ignore[assignment]
     return BatchNorm(x, *affine, *running, draw.choice(0.1, 1.0, 0.0), 1e-5, training)
 
 
 def _of_batch(draw: Draw) -> tuple[int, ...]:
-    shape = (draw.choice(2, 3, 8), *draw.shape(1, 3))
-    # One value a channel has no variance, and noise alone is not compared.
-    return shape
+    """Return a shape with more than one value a channel: one has no variance."""
+    return (draw.choice(2, 3, 8), *draw.shape(1, 3))
 
 
 def _batch_norm_backward(draw: Draw) -> Op:
@@ -282,17 +292,24 @@ def _batch_norm_backward(draw: Draw) -> Op:
     shape = _of_batch(draw)
     channels = shape[1:2]
     mask = draw.choice((True, True, True), (True, False, False), (False, True, True))
-    weight = draw.maybe(lambda: draw.value(channels))
+    weight = draw.maybe(lambda: draw.value(channels, special=False))
     grad, x = draw.value(shape), draw.value(shape)
-    running = (draw.value(channels), draw.value(channels, positive=True))
-    saved = (draw.value(channels), draw.value(channels, positive=True)) if training else (None,) * 2
+    running = (
+        draw.value(channels, special=False),
+        draw.value(channels, positive=True, special=False),
+    )
+    saved = (
+        (draw.value(channels, special=False), draw.value(channels, positive=True, special=False))
+        if training
+        else (None,) * 2
+    )
     return BatchNormBackward(grad, x, weight, *running, *saved, 1e-5, training, mask)
 
 
 def _layer_norm(draw: Draw) -> Op:
     shape = (*draw.shape(0, 2), draw.choice(2, 5, 17))
     axis = draw.random.randrange(len(shape))
-    vectors = (draw.maybe(lambda: draw.value(shape[axis:])) for _ in range(2))
+    vectors = (draw.maybe(lambda: draw.value(shape[axis:], special=False)) for _ in range(2))
     return LayerNorm(draw.value(shape), *vectors, axis, 1e-5)
 
 
@@ -300,20 +317,20 @@ def _layer_norm_backward(draw: Draw) -> Op:
     shape = (*draw.shape(0, 2), draw.choice(2, 5, 17))
     axis = draw.random.randrange(len(shape))
     saved = (*shape[:axis], *(1,) * (len(shape) - axis))
-    weight, bias = draw.maybe(lambda: draw.value(shape[axis:])), None
+    weight, bias = draw.maybe(lambda: draw.value(shape[axis:], special=False)), None
     mask = (True, False, False)
     if weight is not None:
-        bias = draw.value(shape[axis:])
+        bias = draw.value(shape[axis:], special=False)
         mask = draw.choice((True, True, True), (True, True, False), (False, True, True))
-    grad, x, mean = draw.value(shape), draw.value(shape), draw.value(saved)
-    rstd = draw.value(saved, positive=True)
+    grad, x, mean = draw.value(shape), draw.value(shape), draw.value(saved, special=False)
+    rstd = draw.value(saved, positive=True, special=False)
     return LayerNormBackward(grad, x, mean, rstd, weight, bias, axis, mask)
 
 
 def _rms_norm(draw: Draw) -> Op:
     shape = (*draw.shape(0, 2), draw.choice(2, 5, 17))
     axis = draw.random.randrange(len(shape))
-    weight = draw.maybe(lambda: draw.value(shape[axis:]))
+    weight = draw.maybe(lambda: draw.value(shape[axis:], special=False))
     return RmsNorm(draw.value(shape), weight, axis, 1e-6)
 
 
@@ -321,27 +338,31 @@ def _rms_norm_backward(draw: Draw) -> Op:
     shape = (*draw.shape(0, 2), draw.choice(2, 5, 17))
     axis = draw.random.randrange(len(shape))
     saved = (*shape[:axis], *(1,) * (len(shape) - axis))
-    weight = draw.maybe(lambda: draw.value(shape[axis:]))
+    weight = draw.maybe(lambda: draw.value(shape[axis:], special=False))
     mask = (True, weight is not None)
     grad, x = draw.value(shape), draw.value(shape)
-    rstd = draw.value(saved, positive=True)
+    rstd = draw.value(saved, positive=True, special=False)
     return RmsNormBackward(grad, x, rstd, weight, axis, mask)
 
 
 def _group_norm(draw: Draw) -> Op:
     groups = draw.choice(1, 2, 3)
     shape = (draw.choice(1, 3), groups * draw.choice(1, 2), draw.choice(2, 5), *draw.shape(0, 1))
-    vectors = (draw.maybe(lambda: draw.value(shape[1:2])) for _ in range(2))
+    vectors = (draw.maybe(lambda: draw.value(shape[1:2], special=False)) for _ in range(2))
     return GroupNorm(draw.value(shape), *vectors, groups, 1e-5)
 
 
 def _group_norm_backward(draw: Draw) -> Op:
     groups = draw.choice(1, 2, 3)
     shape = (draw.choice(1, 3), groups * draw.choice(1, 2), draw.choice(2, 5), *draw.shape(0, 1))
-    weight = draw.maybe(lambda: draw.value(shape[1:2]))
+    weight = draw.maybe(lambda: draw.value(shape[1:2], special=False))
     mask = (True, weight is not None, weight is not None)
-    grad, x, mean = draw.value(shape), draw.value(shape), draw.value((shape[0], groups))
-    rstd = draw.value((shape[0], groups), positive=True)
+    grad, x, mean = (
+        draw.value(shape),
+        draw.value(shape),
+        draw.value((shape[0], groups), special=False),
+    )
+    rstd = draw.value((shape[0], groups), positive=True, special=False)
     return GroupNormBackward(grad, x, mean, rstd, weight, groups, mask)
 
 

@@ -10,9 +10,32 @@ import torch
 
 from lynx.backends.reference import evaluate
 from lynx.ir.core import Graph, Op, Value
-from lynx.ir.ops.normalization import RmsNorm
+from lynx.ir.ops.normalization import (
+    BatchNorm,
+    BatchNormBackward,
+    GroupNorm,
+    GroupNormBackward,
+    LayerNorm,
+    LayerNormBackward,
+    RmsNorm,
+    RmsNormBackward,
+)
+from lynx.ir.ops.reduction import Moment
 from lynx.ir.types import DType, OpaqueType, TensorType
 from lynx.passes import parse_pipeline
+
+_ONE_PASS = (
+    LayerNorm,
+    LayerNormBackward,
+    GroupNorm,
+    GroupNormBackward,
+    RmsNorm,
+    RmsNormBackward,
+    BatchNorm,
+    BatchNormBackward,
+    Moment,
+)
+"""Where eager's one pass over the data turns infinities into NaN, or cancels in another order."""
 
 _EPSILON = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-23}
 
@@ -43,9 +66,7 @@ def in_dtype(op: Op, dtype: DType) -> tuple[Op, dict[Value, Value]]:
         given["dtype"] = dtype
     if isinstance(op, RmsNorm) and op.eps is None:
         given["eps"] = _EPSILON.get(torch.float32, 0.0)
-    changed = {
-        name: _substituted(getattr(op, name), mapping) for name in op.operand_fields
-    } | given
+    changed = {name: _substituted(getattr(op, name), mapping) for name in op.operand_fields} | given
     return dataclasses.replace(op, **changed), mapping
 
 
@@ -74,27 +95,38 @@ def in_double(op: Op, inputs: Mapping[Value, Any]) -> list[Any] | None:
         return None
 
 
-def assert_as_accurate(
-    op: Op, inputs: Mapping[Value, Any], after: Graph, symbols: Mapping[str, int] | None = None
-) -> None:
+def assert_as_accurate(op: Op, inputs: Mapping[Value, Any], after: Graph) -> None:
     """Fail unless a graph that stands for an op is at most twice as far from `f64` as eager."""
     expected = run_graph(graph_of(op), inputs)
-    got = run_graph(after, inputs, symbols)
+    got = run_graph(after, inputs)
     exact = in_double(op, inputs) or [None] * len(expected)
     for mine, eager, reference in zip(got, expected, exact, strict=True):
         assert (mine is None) == (eager is None)
         if eager is not None:
-            _compare(mine, eager, reference)
+            assert_close(mine, eager, reference, same_special=not isinstance(op, _ONE_PASS))
 
 
-def _compare(mine: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None) -> None:
+def assert_close(
+    mine: torch.Tensor,
+    eager: torch.Tensor,
+    exact: torch.Tensor | None,
+    *,
+    same_special: bool = True,
+) -> None:
+    """Fail unless a result is at most twice as far from an exact one as eager's, and a little.
+
+    What is not finite must be the same, or just not finite either.
+    """
     assert (mine.dtype, mine.shape) == (eager.dtype, eager.shape)
     if not eager.is_floating_point():
         assert torch.equal(mine, eager), f"expected {eager}, got {mine}"
         return
     a, b = mine.double(), eager.double()
     special = ~(a.isfinite() & b.isfinite())
-    wrong = special & (a != b) & ~(a.isnan() & b.isnan())
+    if same_special:
+        wrong = special & (a != b) & ~(a.isnan() & b.isnan())
+    else:
+        wrong = a.isfinite() != b.isfinite()
     assert not wrong.any(), f"expected {b[wrong]}, got {a[wrong]} at {wrong.nonzero().tolist()}"
     epsilon = _EPSILON.get(eager.dtype, 2.0**-52)
     finite = b.isfinite()
@@ -103,7 +135,9 @@ def _compare(mine: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None
     a, b, exact = a[finite], b[finite], exact.double()[finite]
     if not a.numel():
         return
-    scale = exact.abs().max().item()
-    bound = 2 * (b - exact).abs().max().item() + 8 * epsilon * scale
+    scale = max(exact.abs().max().item(), 0.125)
+    # In `f64` eager is the reference itself, so its own error is not known.
+    slack = 64 if eager.dtype is torch.float64 else 8
+    bound = 2 * (b - exact).abs().max().item() + slack * epsilon * scale
     error = (a - exact).abs().max().item()
     assert error <= bound, f"error {error} exceeds {bound}, of numbers up to {scale}"
