@@ -13,7 +13,7 @@ from lynx.ir.ops.layout import Broadcast, Permute, Reshape, Squeeze, Unsqueeze
 from lynx.ir.ops.layout_slicing import LowerTriangle, UpperTriangle
 from lynx.ir.types import TensorType
 
-from .groups import Fit, Group, founded, iterated_shape
+from .groups import ChainOf, Fit, Group, founded, iterated_shape
 
 _STILL = (Reshape, Permute, Broadcast, Squeeze, Unsqueeze)
 """Views through which a group can go on: each element stays the same one."""
@@ -165,18 +165,7 @@ class Clusters:
         for name in ("ops", "dims", "reads", "reduced"):
             setattr(trial, name, copy.copy(getattr(home, name)))
         moved: set[Op] = set()
-
-        def chain_of(group: Group, value: Value) -> list[Value] | None:
-            chain = [value]
-            while value.op is not None:
-                if value.op in moved or self.group_of(value.op) is home:
-                    return chain[::-1]
-                if not self.is_still(value.op):
-                    return None
-                value = value.op.operands[0]
-                chain.append(value)
-            return None
-
+        chain_of = self._chains_through(home, moved)
         for op in other.ops:
             fit = Fit(trial, op, chain_of)
             if fit.reason:
@@ -188,6 +177,23 @@ class Clusters:
         home.ops.sort(key=self.positions.__getitem__)
         other.into = home
         self._last[home] = max(self._last[home], self._last[other])
+
+    def _chains_through(self, home: Group, moved: set[Op]) -> ChainOf:
+        """Return `chain_of` for a group to which some ops of another one belong already."""
+
+        def chain_of(group: Group, value: Value) -> list[Value] | None:
+            del group
+            chain = [value]
+            while value.op is not None:
+                if value.op in moved or self.group_of(value.op) is home:
+                    return chain[::-1]
+                if not self.is_still(value.op):
+                    return None
+                value = value.op.operands[0]
+                chain.append(value)
+            return None
+
+        return chain_of
 
     def _are_independent(self, a: Group, b: Group) -> bool:
         """Whether no other op lies on a path between the groups."""

@@ -9,6 +9,7 @@ from lynx.ir.core import Graph, Op, Value
 from lynx.ir.dims import Dim, product
 from lynx.ir.ops.fusion import Fused, Region
 from lynx.ir.ops.reduction import Reduction
+from lynx.ir.types import TensorType
 
 from .cluster import Clusters
 from .emit import why_not
@@ -16,6 +17,42 @@ from .groups import Group, iterated_shape
 from .relations import moves
 
 Node: TypeAlias = "Group | Op"
+
+MAX_CHEAP = 4
+"""So many ops may be computed again in each consumer."""
+
+SLACK = 1.1
+"""Recomputing may read so many times the bytes of the result: a bias or a scale adds little."""
+
+_SIMPLE = frozenset(
+    {
+        "add",
+        "sub",
+        "mul",
+        "neg",
+        "abs",
+        "cast",
+        "copy",
+        "where",
+        "not",
+        "bitwise_not",
+        "bitwise_and",
+        "bitwise_or",
+        "logical_not",
+        "logical_and",
+        "logical_or",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "maximum",
+        "minimum",
+        "clamp",
+        "square",
+    }
+)
 
 MAX_REPEAT = 1.25
 """A producer moves into its consumer if it is computed at most so many times there."""
@@ -31,10 +68,12 @@ class Rewriter:
         for group in clusters.groups:
             if group.into is None:
                 self.members[group] = sorted(group.ops, key=clusters.positions.__getitem__)
-        self._inline_producers()
+        users = _users(graph)
+        self._inline_producers(users)
+        self.cheap = self._cheap_members(users)
         self.regions: dict[Node, _RegionBuilder] = {}
         for group, ops in self.members.items():
-            self.regions[group] = _RegionBuilder(clusters, ops)
+            self.regions[group] = _RegionBuilder(clusters, ops, self.cheap)
         self.needed = self._needed()
         self.mapping: dict[Value, Value] = {}
         self.emitted: list[Op] = []
@@ -111,15 +150,25 @@ class Rewriter:
             if is_loose and not any(result in needed for result in op.results):
                 continue
             if op in self.clusters.free:
-                region = self.regions[op] = _RegionBuilder(self.clusters, [op])
+                region = self.regions[op] = _RegionBuilder(self.clusters, [op], self.cheap)
                 needed.update(region.parameters)
             else:
                 needed.update(op.operands)
         return needed
 
-    def _inline_producers(self) -> None:
+    def _cheap_members(self, users: dict[Value, list[Op | None]]) -> frozenset[Op]:
+        """Return the ops that each consumer computes for itself, since that moves fewer bytes."""
+        cheap: list[Op] = []
+        for group, ops in self.members.items():
+            if not is_cheap(ops):
+                continue
+            uses = (use for op in ops for use in _uses_outside(op, users, self.clusters, group))
+            if all(user is not None and self.clusters.group_of(user) for _, user in uses):
+                cheap += ops
+        return frozenset(cheap)
+
+    def _inline_producers(self, users: dict[Value, list[Op | None]]) -> None:
         """Move elementwise groups into the one group that reads them, at other places perhaps."""
-        users = _users(self.graph)
         for group in reversed([*self.members]):
             target = self._only_consumer(group, users)
             if target is None:
@@ -151,6 +200,27 @@ class Rewriter:
         if not (isinstance(repeats, int) and isinstance(own, int) and isinstance(size, int)):
             return None
         return target if repeats <= MAX_REPEAT * own and 4 * own >= size else None
+
+
+def is_cheap(ops: list[Op]) -> bool:
+    """Whether to compute ops again costs less than to write their result and read it back.
+
+    They are few and simple, and what they read takes no more bytes than what they give.
+    """
+    if len(ops) > MAX_CHEAP or not all(op.name in _SIMPLE for op in ops):
+        return False
+    own = {result for op in ops for result in op.results}
+    given = dict.fromkeys(v for op in ops for v in op.operands if v not in own)
+    read = sum(_bytes(value) for value in given)
+    return read <= SLACK * _bytes(ops[-1].results[0])
+
+
+def _bytes(value: Value) -> int:
+    """Return the bytes of a tensor; a symbol counts for 64."""
+    if not isinstance(value.type, TensorType):
+        return 0
+    size = value.type.nbytes
+    return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, 64)))
 
 
 def _reads_once(user: Op, value: Value) -> bool:
@@ -192,8 +262,9 @@ def _uses_outside(
 class _RegionBuilder:
     """Builds the region of a group: its ops, and copies of the views and masks that they need."""
 
-    def __init__(self, clusters: Clusters, members: list[Op]) -> None:
+    def __init__(self, clusters: Clusters, members: list[Op], cheap: frozenset[Op]) -> None:
         self.clusters = clusters
+        self.cheap = cheap
         self.members = members
         self.parameters: dict[Value, Value] = {}
         self.ops: list[Op] = []
@@ -240,9 +311,7 @@ class _RegionBuilder:
         """Whether a value that no member computes is computed in the region all the same."""
         op = value.op
         while op is not None:
-            if op in self.clusters.free:
-                return True
-            if op in self._own:
+            if op in self.clusters.free or op in self.cheap or op in self._own:
                 return True
             if not op.is_view or op in self.clusters.copies or why_not(op):
                 return False
