@@ -18,6 +18,11 @@ from .core import (
 from .diff import differences, equal, unified
 from .dims import Dim, SymbolRange, format_dim, symbol
 from .errors import CompileError, InternalError, LynxError, TextError, UsageError
+from .kernel import Kernel, KernelBuilder
+from .kernel_cost import KernelCost, kernel_cost
+from .kernel_parser import parse_kernel, parse_kernels
+from .kernel_printer import kernel_key, print_kernel, print_kernels
+from .kernel_verifier import verify_kernel
 from .location import UNKNOWN, Location
 from .parser import parse_dim, parse_graph, parse_module, parse_type
 from .printer import Printer, format_op, print_graph, print_module
@@ -41,6 +46,9 @@ __all__ = [
     "InputSpec",
     "InternalError",
     "IterationSpace",
+    "Kernel",
+    "KernelBuilder",
+    "KernelCost",
     "Location",
     "LynxError",
     "Mesh",
@@ -65,11 +73,17 @@ __all__ = [
     "equal",
     "format_dim",
     "format_op",
+    "kernel_cost",
+    "kernel_key",
     "parse_dim",
     "parse_graph",
+    "parse_kernel",
+    "parse_kernels",
     "parse_module",
     "parse_type",
     "print_graph",
+    "print_kernel",
+    "print_kernels",
     "print_module",
     "reachable",
     "symbol",
@@ -78,4 +92,5 @@ __all__ = [
     "use_counts",
     "users",
     "verify",
+    "verify_kernel",
 ]

@@ -133,7 +133,8 @@ def _present(items: Iterable[_T | None]) -> tuple[_T, ...]:
     return tuple(item for item in items if item is not None)
 
 
-def _unquote(token: Token) -> str:
+def unquote(token: Token) -> str:
+    """Return the text that a token encloses in quotes."""
     try:
         return str(json.loads(token, strict=False))
     except ValueError as error:
@@ -144,7 +145,7 @@ def _unquote(token: Token) -> str:
 
 def at_text(token: Token) -> str:
     """Return the name in `@name` or `@"name"`."""
-    return _unquote(token.update(value=token[1:])) if token[1] == '"' else str(token[1:])
+    return unquote(token.update(value=token[1:])) if token[1] == '"' else str(token[1:])
 
 
 def _literal(item: Any) -> Any:
@@ -303,10 +304,10 @@ class Reader(Transformer[Token, Any]):
 
     def place(self, file: Token, line: Token, module: Token | None) -> Location:
         place = to_integer(line)
-        return Location(_unquote(file), place, _unquote(module) if module else "")
+        return Location(unquote(file), place, unquote(module) if module else "")
 
     def module_place(self, module: Token) -> Location:
-        return Location(module=_unquote(module))
+        return Location(module=unquote(module))
 
     def tensor(self, name: Token, *items: Any) -> TypeNode:
         *rest, replicated, device = items
@@ -329,7 +330,7 @@ class Reader(Transformer[Token, Any]):
     def opaque(self, token: Token) -> TypeNode:
         kind = token[len("opaque<") : -1]
         if kind.startswith('"'):
-            kind = _unquote(token.update(value=kind))
+            kind = unquote(token.update(value=kind))
         return TypeNode(OpaqueType(kind), token)
 
     def dim(self, size: Any, axes: tuple[str, ...] | None) -> DimNode:
@@ -342,13 +343,13 @@ class Reader(Transformer[Token, Any]):
         return Partial(str(reduction), str(axis))
 
     def device(self, name: Token) -> str:
-        return _unquote(name) if name.type == "STRING" else str(name)
+        return unquote(name) if name.type == "STRING" else str(name)
 
     def text(self, token: Token) -> str:
-        return _unquote(token)
+        return unquote(token)
 
     def foreign(self, kind: Token, text: Token) -> Foreign:
-        return Foreign(str(kind[1:]), _unquote(text))
+        return Foreign(str(kind[1:]), unquote(text))
 
     def empty(self) -> tuple[()]:
         return ()

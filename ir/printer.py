@@ -120,15 +120,19 @@ class Printer:
 
     def define_input(self, value: Value, unnamed: str = "arg") -> str:
         """Name an input and return its reference; `unnamed` is for one without a name."""
-        name = _UNSAFE.sub("_", value.name) or unnamed
+        self.names[value] = self.unique(value.name, unnamed)
+        return self.names[value]
+
+    def unique(self, wanted: str, unnamed: str) -> str:
+        """Return a reference that is in use for nothing else, as close to a name as can be."""
+        name = _UNSAFE.sub("_", wanted) or unnamed
         name = f"_{name}" if not (name[0].isalpha() or name[0] == "_") else name
         unique = name
         while unique in self._taken:
             self._taken[name] += 1
             unique = f"{name}_{self._taken[name]}"
         self._taken[unique] = 0
-        self.names[value] = f"%{unique}"
-        return self.names[value]
+        return f"%{unique}"
 
     def define(self, op: Op) -> None:
         """Give numbers to the results of an op; those that have a name keep it."""

@@ -1,7 +1,7 @@
 """Collect `.lynx` files as tests.
 
-The first line is `// RUN: ` with a pipeline, or `parse` or `verify`. Each graph and each program of
-the file is parsed, verified and sent through the pipeline alone. A line that ends in
+The first line is `// RUN: ` with a pipeline, or `parse` or `verify`. Each graph, program and kernel
+of the file is parsed, verified and sent through the pipeline alone. A line that ends in
 `// ERROR(code): text` is where that must fail, with this code and a message that contains the text;
 an error that belongs to no op may be expected anywhere in the header or the `return`. What succeeds
 is printed and compared with the CHECK lines. Whatever is parsed or comes out of the pipeline must
@@ -17,7 +17,18 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lynx.ir import Graph, LynxError, TextError, differences, parse_graph, parse_module, print_graph
+from lynx.ir import (
+    Graph,
+    LynxError,
+    TextError,
+    differences,
+    parse_graph,
+    parse_kernel,
+    parse_module,
+    print_graph,
+    print_kernel,
+    verify_kernel,
+)
 from lynx.ir.program import Program
 from lynx.ir.program_text import parse_program, print_program
 from lynx.pass_context import pass_context
@@ -26,7 +37,7 @@ from tests.filecheck_runner import has_checks, mismatch
 
 _RUN = re.compile(r"// RUN: (\S.*)")
 _ERROR = re.compile(r"// ERROR\(([\w-]+)\): (\S.*)")
-_START = re.compile(r"^(graph|program)\b", re.MULTILINE)
+_START = re.compile(r"^(graph|program|kernel)\b", re.MULTILINE)
 
 
 class Expected(NamedTuple):
@@ -108,6 +119,8 @@ def chunks(text: str) -> Iterator[str]:
 
 def run_chunk(path: Path, text: str, pipeline: str) -> list[str]:
     """Return the texts that the graphs of a chunk become."""
+    if text.lstrip().startswith("kernel"):
+        return [run_kernel_text(path, text, pipeline)]
     modules: list[Graph] | list[Program]
     if text.lstrip().startswith("program"):
         modules = [parse_program(text, file=str(path), locate=True)]
@@ -125,6 +138,17 @@ def run_chunk(path: Path, text: str, pipeline: str) -> list[str]:
         check_round_trip(result)
         texts.append(show(result, locations="loc(" in text))
     return texts
+
+
+def run_kernel_text(path: Path, text: str, pipeline: str) -> str:
+    """Return the text of a kernel, verified if the pipeline is `verify`."""
+    kernel = parse_kernel(text, file=str(path), locate=True)
+    printed = print_kernel(kernel)
+    if (again := print_kernel(parse_kernel(printed))) != printed:
+        raise LynxTestError(f"the text is no fixed point:\n{printed}\n{again}")
+    if pipeline == "verify":
+        verify_kernel(kernel)
+    return print_kernel(kernel, locations="loc(" in text)
 
 
 def show(module: Graph | Program, *, locations: bool = True) -> str:
