@@ -36,6 +36,7 @@ _FILL = 0.8
 """The part of the limit that is left after an eviction, so that not every entry evicts another."""
 
 _PUTS_BETWEEN_SCANS = 256
+_ATTEMPTS = 100
 _ENTRY = re.compile(r"([0-9a-f]+)\.([0-9a-f]{32})")
 
 
@@ -116,7 +117,7 @@ class DiskStore:
 
     def clear(self) -> int:
         """Remove all entries and return how many there were; others may go on writing."""
-        count = sum(_unlink(entry.path) for entry in self.entries())
+        count = self.trim(0)
         for kind in _names(self.folder):
             for part in _names(self.folder / kind):
                 with contextlib.suppress(OSError):
@@ -187,15 +188,7 @@ class DiskStore:
         unfinished = self.folder / _UNFINISHED / uuid.uuid4().hex
         try:
             unfinished.write_bytes(contents)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.replace(unfinished, path)
-            except FileNotFoundError:  # someone cleared the cache between the two lines
-                path.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(unfinished, path)
-            except PermissionError:  # Windows does not replace a file that is loaded
-                if not path.exists():
-                    raise
+            _move(unfinished, path)
         except OSError:
             _unlink(unfinished)
             raise
@@ -318,6 +311,23 @@ def _names(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
+
+
+def _move(source: Path, target: Path) -> None:
+    """Give a file its final name, in a folder that others may remove whenever it is empty."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(source, target)
+            return
+        except (FileNotFoundError, FileExistsError):
+            if attempt + 1 == _ATTEMPTS or not source.exists():
+                raise
+        except PermissionError:  # Windows does not replace a file that is loaded
+            if not target.exists():
+                raise
+            _unlink(source)
+            return
 
 
 def _unlink(path: Path) -> bool:

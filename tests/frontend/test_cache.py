@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -87,15 +88,18 @@ def start_writer(folder: Path, size: int) -> int:
         while True:
             for index in range(16):
                 writer.put("c", f"{index:02x}" * 32, b"x" * size)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(1)
 
 
-def stop(process: int) -> None:
-    """Kill a writer, which must be there still."""
-    assert os.waitpid(process, os.WNOHANG) == (0, 0)
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
+def stop(*processes: int) -> None:
+    """Kill writers; they must have been there still."""
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+    statuses = [os.waitpid(process, 0)[1] for process in processes]
+    assert statuses == [signal.SIGKILL] * len(processes)
 
 
 def test_a_writer_may_be_killed_at_any_time(store: DiskStore) -> None:
@@ -132,8 +136,7 @@ def test_two_processes_write_the_same_entries_while_a_third_clears(store: DiskSt
             store.clear()
         assert seen
     finally:
-        for writer in writers:
-            stop(writer)
+        stop(*writers)
 
 
 def test_threads_share_a_store(store: DiskStore) -> None:
