@@ -1,0 +1,128 @@
+"""Run generated modules in Triton's interpreter, on CPU tensors, in a process of its own.
+
+Whether Triton interprets is decided when it is imported, so a process either interprets or
+compiles. The child also gets what the interpreter lacks: the functions of libdevice (from torch),
+rounding to bfloat16, and fast reductions with functions of ours.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import torch
+
+from lynx.ir.errors import InternalError
+from lynx.ir.kernel import Kernel
+
+from .interpreter_patches import patch_interpreter
+from .launch import load_module
+from .module import PrintedModule, print_module
+from .schedule import Schedule
+
+_CHILD = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+from lynx.backends.triton.interpreter import serve
+serve()
+"""
+
+
+class TritonInterpreter:
+    """A child process that interprets kernels; use it as a context manager."""
+
+    def __init__(self) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def __enter__(self) -> TritonInterpreter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child process."""
+        self._child.communicate()
+
+    def run_kernel(
+        self,
+        kernel: Kernel,
+        tensors: Sequence[torch.Tensor],
+        sizes: Mapping[str, int] | None = None,
+        *,
+        is_deterministic: bool = False,
+        schedules: tuple[Schedule, ...] | None = None,
+    ) -> None:
+        """Print a kernel and run it on tensors, which change in place."""
+        printed = print_module(kernel, is_deterministic=is_deterministic, schedules=schedules)
+        values = [(sizes or {})[symbol] for symbol in kernel.symbols]
+        self.run_module(printed, tensors, values)
+
+    def run_module(
+        self, printed: PrintedModule, tensors: Sequence[torch.Tensor], values: Sequence[int]
+    ) -> None:
+        """Run a printed module. An `IndexError` tells the first check that failed."""
+        failures = torch.zeros(max(len(printed.messages), 1), dtype=torch.int32)
+        results = self.call(printed.text, printed.name, [*tensors, failures, *values])
+        for tensor, result in zip(tensors, results, strict=False):
+            tensor.copy_(result)
+        flags = results[len(tensors)].tolist()
+        for message, flag in zip(printed.messages, flags, strict=False):
+            if flag:
+                raise IndexError(message)
+
+    def call(self, text: str, name: str, arguments: list[Any]) -> list[Any]:
+        """Call `run` of a module in the child; return the arguments as they are afterwards."""
+        stdin, stdout = self._child.stdin, self._child.stdout
+        assert stdin is not None
+        assert stdout is not None
+        _send(stdin, (text, name, arguments))
+        answer = _receive(stdout)
+        if isinstance(answer, str):
+            raise InternalError("triton-interpreter", f"{answer}\n{text}")
+        assert isinstance(answer, list)
+        return answer
+
+
+def _send(stream: BinaryIO | Any, message: object) -> None:
+    data = pickle.dumps(message)
+    stream.write(len(data).to_bytes(8, "little") + data)
+    stream.flush()
+
+
+def _receive(stream: BinaryIO | Any) -> object:
+    size = stream.read(8)
+    if len(size) < 8:
+        raise EOFError("the interpreter process is gone")
+    return pickle.loads(stream.read(int.from_bytes(size, "little")))
+
+
+def serve() -> None:
+    """Run what arrives on the standard input until it ends; answer on the standard output."""
+    stdout, sys.stdout = sys.stdout.buffer, sys.stderr
+    patch_interpreter()
+    torch.set_num_threads(1)
+    while True:
+        try:
+            text, name, arguments = _receive(sys.stdin.buffer)  # type: ignore[misc]
+        except EOFError:
+            return
+        try:
+            load_module(text, name)["run"](*arguments)
+            answer: object = arguments
+        except Exception as error:  # whatever it is, the parent must hear of it
+            answer = f"{type(error).__name__}: {error}"
+        _send(stdout, answer)

@@ -1,0 +1,181 @@
+"""Put the kernels of all stages into one readable module, with the function that runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lynx.ir.dims import Dim, is_static, product, python_source
+from lynx.ir.kernel import Buffer, Check, Kernel
+
+from .device import HELPERS
+from .dtypes import torch_name
+from .expressions import Names
+from .parts import Stage, Staged
+from .printer import PrintedStage, print_stage
+from .schedule import Schedule, choose
+from .stages import stage
+from .writer import PrintOptions
+
+LIMIT = 2**31 - 2**16
+"""From this many elements on, positions need 64 bits; some less than fit, since tiles overhang."""
+
+
+@dataclass(frozen=True)
+class PrintedModule:
+    """The text of a module, whose function `run` takes the buffers, failures, and symbols."""
+
+    name: str
+    text: str
+    stages: tuple[PrintedStage, ...]
+    messages: tuple[str, ...]
+
+
+def print_module(
+    kernel: Kernel,
+    *,
+    is_deterministic: bool = False,
+    schedules: tuple[Schedule, ...] | None = None,
+) -> PrintedModule:
+    """Return the Triton module of a kernel; `schedules` replace the chosen ones, one a stage.
+
+    `CompileError` where Triton has no such types, or the order of memory accesses has no launch.
+    """
+    staged = stage(kernel, is_deterministic=is_deterministic)
+    return print_staged(kernel, staged, is_deterministic=is_deterministic, schedules=schedules)
+
+
+def print_staged(
+    kernel: Kernel,
+    staged: Staged,
+    *,
+    is_deterministic: bool = False,
+    schedules: tuple[Schedule, ...] | None = None,
+) -> PrintedModule:
+    """Return the module of a kernel that was cut into stages."""
+    if schedules is None:
+        schedules = tuple(map(choose, staged.stages))
+    index_type = _index_type(kernel, staged)
+    printed: list[PrintedStage] = []
+    messages: list[str] = []
+    for part, schedule in zip(staged.stages, schedules, strict=True):
+        options = PrintOptions(index_type, is_deterministic, len(messages))
+        printed.append(print_stage(part, schedule, options))
+        messages.extend(one.message for one in part.kernel.body if isinstance(one, Check))
+    host = _Host(kernel, staged, printed, index_type).text()
+    texts = [one.text for one in printed]
+    text = "\n\n".join([_head(texts, host), *texts, host])
+    return PrintedModule(kernel.name, text, tuple(printed), tuple(messages))
+
+
+def _index_type(kernel: Kernel, staged: Staged) -> str:
+    dims: list[Dim] = [buffer.extent for buffer in (*kernel.buffers, *staged.scratch)]
+    for part in staged.stages:
+        dims.extend(
+            product(part.kernel.sizes[a] for a in axes) for axes in (part.rows, part.columns)
+        )
+    if any(isinstance(dim, int) and dim >= LIMIT for dim in dims):
+        return "tl.int64"
+    return "tl.int32" if is_static(dims) else "INDEX"
+
+
+def _head(kernels: list[str], host: str) -> str:
+    body = "\n".join(kernels)
+    lines = ["import triton", "import triton.language as tl"]
+    if "torch." in host:
+        lines.insert(0, "import torch")
+    if "libdevice." in body:
+        lines.append("from triton.language.extra import libdevice")
+    helpers = [name for name in HELPERS if f"{name}(" in body]
+    if helpers:
+        lines.append(f"\nfrom lynx.backends.triton.device import {', '.join(helpers)}")
+    return "\n".join(lines) + "\n"
+
+
+class _Host:
+    """Prints the function that launches the kernels."""
+
+    def __init__(
+        self, kernel: Kernel, staged: Staged, printed: list[PrintedStage], index_type: str
+    ) -> None:
+        self.kernel = kernel
+        self.staged = staged
+        self.printed = printed
+        self.index_type = index_type
+        names = Names()
+        for symbol in kernel.symbols:
+            names.fresh(symbol)
+        for one in printed:
+            names.fresh(one.name)
+        known = (*kernel.buffers, *staged.snapshots, *staged.scratch)
+        self.names: dict[Buffer, str] = {buffer: names.fresh(buffer.name) for buffer in known}
+        self.lines: list[str] = []
+
+    def text(self) -> str:
+        buffers = [self.names[buffer] for buffer in self.kernel.buffers]
+        symbols = list(self.kernel.symbols)
+        self.lines.append(f"def run({', '.join([*buffers, 'failures', *symbols])}):")
+        self.lines.append(f'    """Run {self.kernel.name} on its buffers, in order."""')
+        for copy, original in self.staged.snapshots.items():
+            name, size = self.names[original], python_source(copy.extent)
+            flat = f"torch.as_strided({name}, ({size},), (1,), {name}.storage_offset())"
+            self.lines.append(f"    {self.names[copy]} = {flat}.clone()")
+        device = f"{buffers[0]}.device" if buffers else "None"
+        for buffer in self.staged.scratch:
+            size = python_source(buffer.extent)
+            made = f"torch.empty({size}, dtype={torch_name(buffer.dtype)}, device={device})"
+            self.lines.append(f"    {self.names[buffer]} = {made}")
+        if self.index_type == "INDEX":
+            self._index_type()
+        for part, one in zip(self.staged.stages, self.printed, strict=True):
+            self._launch(part, one)
+        return "\n".join(self.lines) + "\n"
+
+    def _index_type(self) -> None:
+        dims: dict[str, None] = {}
+        for part, one in zip(self.staged.stages, self.printed, strict=True):
+            columns = product(part.kernel.sizes[axis] for axis in part.columns)
+            for dim in (*one.extents, one.rows, one.y_rows, columns):
+                if not isinstance(dim, int):
+                    dims[python_source(dim)] = None
+        most = ", ".join(dims)
+        most = f"max({most})" if len(dims) > 1 else most
+        self.lines.append(f"    index = tl.int64 if {most} >= {LIMIT} else tl.int32")
+
+    def _launch(self, part: Stage, one: PrintedStage) -> None:
+        rows = [dim for dim in (one.rows, one.y_rows) if dim != 1]
+        if any(dim == 0 for dim in rows):
+            return
+        indent = "    "
+        symbolic = [f"{python_source(dim)} > 0" for dim in rows if not isinstance(dim, int)]
+        if symbolic:
+            self.lines.append(f"    if {' and '.join(symbolic)}:")
+            indent += "    "
+        schedule = one.schedule
+        blocks = _blocks(one.rows, schedule.x_block)
+        if schedule.y_axes:
+            blocks = f"{blocks} * {_blocks(one.y_rows, schedule.y_block)}"
+        grid = f"({blocks},)" if one.splits == 1 else f"({blocks}, {python_source(one.splits)})"
+        arguments = [self._argument(p.stands_for) for p in one.parameters]
+        constants = [
+            f"{name}={'index' if name == 'INDEX' else value}"
+            for name, value in one.constants.items()
+        ]
+        # Fused multiply-adds would round differently from eager, which runs them apart.
+        options = [f"num_warps={schedule.warps}", "enable_fp_fusion=False"]
+        self.lines.append(f"{indent}{one.name}[{grid}](")
+        self.lines.append(f"{indent}    {', '.join(arguments)},")
+        self.lines.append(f"{indent}    {', '.join([*constants, *options])},")
+        self.lines.append(f"{indent})")
+
+    def _argument(self, stands_for: Buffer | Dim | None) -> str:
+        if stands_for is None:
+            return "failures"
+        if isinstance(stands_for, Buffer):
+            return self.names[stands_for]
+        return python_source(stands_for)
+
+
+def _blocks(rows: Dim, block: int) -> str:
+    if isinstance(rows, int):
+        return str(-(-rows // block))
+    return f"triton.cdiv({python_source(rows)}, {block})"

@@ -1,0 +1,213 @@
+"""Assign what a kernel does to stages, by its dependences, its sizes, and what touches memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from lynx.ir.dims import Dim, product
+from lynx.ir.kernel import Buffer, Check, Instruction, Kernel, Load, Reduce, Scalar, Store
+
+from .hazards import accumulates_in_order, colliding_axes, find_snapshots, touches_apart
+from .sizes import contiguous_axes, is_split, splits_of
+
+
+@dataclass(eq=False)
+class Draft:
+    """A stage in the making."""
+
+    axes: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    splits: Dim | None = None
+    is_serial: bool = False
+    is_merge: bool = False
+    roots: list[Instruction] = field(default_factory=list)
+
+    @property
+    def has_reductions(self) -> bool:
+        """Whether anything is reduced in the stage itself."""
+        return any(isinstance(root, Reduce) for root in self.roots)
+
+
+class Plan:
+    """Assigns reductions, stores and checks to stages, in the order of the kernel."""
+
+    def __init__(self, kernel: Kernel, is_deterministic: bool) -> None:
+        self.kernel = kernel
+        self.is_deterministic = is_deterministic
+        self.drafts: list[Draft] = []
+        self.stage_of: dict[Instruction, int] = {}
+        self.merge_of: dict[Instruction, int] = {}
+        self.earliest: dict[Instruction, int] = {}
+        self.copied_loads: set[Load] = set()
+        self.snapshots: dict[Buffer, Buffer] = {}
+        self.contiguous = contiguous_axes(kernel)
+        self.read_first: set[Buffer] = set()
+
+    def assign(self) -> None:
+        """Give each reduction, store and check its stage."""
+        last_store: dict[Buffer, int] = {}
+        late = _stores_in_place(self.kernel)
+        self.read_first = {store.buffer for store in late}
+        for instruction in self.kernel.body:
+            ready = max(map(self._available, instruction.operands), default=0)
+            if isinstance(instruction, Load) and instruction.buffer in last_store:
+                ready = max(ready, last_store[instruction.buffer] + 1)
+            self.earliest[instruction] = ready
+            if isinstance(instruction, Reduce):
+                self._place_reduce(instruction, ready)
+            elif isinstance(instruction, Check) or (
+                isinstance(instruction, Store) and instruction not in late
+            ):
+                self._place(instruction, ready)
+                if isinstance(instruction, Store):
+                    last_store[instruction.buffer] = self.stage_of[instruction]
+        for instruction in late:
+            users = self._stages_that_load(instruction.buffer)
+            self._place(instruction, max([self.earliest[instruction], *users]))
+        found = find_snapshots(self.kernel, self._stages_by_load(), self.stage_of)
+        self.copied_loads, self.snapshots = found
+
+    def _available(self, scalar: Scalar) -> int:
+        """Return the first stage that may use a scalar."""
+        maker = scalar.instruction
+        if isinstance(maker, Reduce):
+            return self.merge_of.get(maker, self.stage_of[maker])
+        return self.earliest[maker]
+
+    def _place_reduce(self, reduce: Reduce, ready: int) -> None:
+        count = product(self.kernel.sizes[axis] for axis in reduce.over)
+        rows = product(self.kernel.sizes[axis] for axis in reduce.result_axes())
+        is_along = not any(axis in self.contiguous for axis in reduce.result_axes())
+        if not is_split(rows, count, is_along):
+            self._join(reduce, ready, reduce.over, splits=None)
+            return
+        splits = splits_of(rows, count, is_along)
+        found = self._join(reduce, ready, reduce.over, splits=splits)
+        rows_axes = reduce.result_axes()
+        for number in range(found + 1, len(self.drafts)):
+            draft = self.drafts[number]
+            if draft.is_merge and draft.axes == rows_axes and draft.splits == splits:
+                break
+        else:
+            number = len(self.drafts)
+            self.drafts.append(Draft(rows_axes, splits=splits, is_merge=True))
+        self.merge_of[reduce] = number
+
+    def _place(self, root: Store | Check, ready: int) -> None:
+        if isinstance(root, Store):
+            for other in self._stores_to(root.buffer):
+                together = touches_apart(root, other, self.kernel)
+                ready = max(ready, self.stage_of[other] + (0 if together else 1))
+            columns = colliding_axes(root, self.kernel)
+            if columns and accumulates_in_order(root, self.is_deterministic):
+                self._append(Draft(root.domain, columns, is_serial=True), root)
+                return
+        self._join(root, ready, (), splits=None)
+
+    def _stores_to(self, buffer: Buffer) -> Iterator[Store]:
+        return (
+            other for other in self.stage_of if isinstance(other, Store) and other.buffer is buffer
+        )
+
+    def _join(
+        self, root: Instruction, ready: int, columns: tuple[str, ...], splits: Dim | None
+    ) -> int:
+        for number in range(ready, len(self.drafts)):
+            draft = self.drafts[number]
+            if self._fits(draft, root, columns, splits):
+                draft.roots.append(root)
+                self.stage_of[root] = number
+                return number
+        return self._append(Draft(self._ordered(root.domain), columns, splits), root)
+
+    def _append(self, draft: Draft, root: Instruction) -> int:
+        draft.roots.append(root)
+        self.drafts.append(draft)
+        self.stage_of[root] = len(self.drafts) - 1
+        return len(self.drafts) - 1
+
+    def _fits(
+        self, draft: Draft, root: Instruction, columns: tuple[str, ...], splits: Dim | None
+    ) -> bool:
+        """Whether a root can run in a stage; changes the stage so that it can."""
+        if draft.is_serial:
+            return False
+        inside = set(root.domain) <= set(draft.axes)
+        if isinstance(root, Store) and root.buffer in self.read_first:
+            # No program may read what another one has written over already.
+            rows = draft.axes if draft.splits is not None else _without(draft.axes, draft.columns)
+            if inside and not set(rows) <= set(root.domain):
+                return False
+        if not isinstance(root, Reduce):
+            return inside or self._grow(draft, root)
+        if draft.is_merge:
+            return False
+        if draft.has_reductions:
+            same = set(draft.columns) == set(columns) and draft.splits == splits
+            return same and (inside if splits is None else draft.axes == root.domain)
+        if not (draft.axes == root.domain if splits is not None else self._covers(draft, root)):
+            return False
+        draft.axes = self._ordered((*draft.axes, *root.domain))
+        draft.columns, draft.splits = columns, splits
+        return True
+
+    def _covers(self, draft: Draft, root: Instruction) -> bool:
+        mine, other = set(draft.axes), set(root.domain)
+        return mine <= other or other <= mine
+
+    def _grow(self, draft: Draft, root: Instruction) -> bool:
+        """Extend a stage of stores only to the larger domain of another store."""
+        if draft.has_reductions or draft.is_merge or not set(draft.axes) <= set(root.domain):
+            return False
+        draft.axes = self._ordered(root.domain)
+        return True
+
+    def _ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
+        wanted = set(axes)
+        return tuple(axis for axis in self.kernel.sizes if axis in wanted)
+
+    def _stages_by_load(self) -> dict[Load, list[int]]:
+        """Return the stages that run each load of a buffer that is written."""
+        found: dict[Load, list[int]] = {}
+        for number in range(len(self.drafts)):
+            for instruction in self.slice(number):
+                if isinstance(instruction, Load) and instruction.buffer.is_written:
+                    found.setdefault(instruction, []).append(number)
+        return found
+
+    def _stages_that_load(self, buffer: Buffer) -> list[int]:
+        loads = self._stages_by_load().items()
+        return [n for load, numbers in loads if load.buffer is buffer for n in numbers]
+
+    def slice(self, number: int) -> list[Instruction]:
+        """Return what a stage has to run, in order, without reductions of other stages."""
+        needed: set[Instruction] = set(self.drafts[number].roots)
+        found: list[Instruction] = []
+        for instruction in reversed(self.kernel.body):
+            if instruction not in needed:
+                continue
+            is_foreign = isinstance(instruction, Reduce) and self.stage_of[instruction] != number
+            if not is_foreign:
+                needed.update(scalar.instruction for scalar in instruction.operands)
+                found.append(instruction)
+        return found[::-1]
+
+
+def _stores_in_place(kernel: Kernel) -> list[Store]:
+    """Return stores to buffers that are read before and not after: they had better come late."""
+    first_load: dict[Buffer, int] = {}
+    last_load: dict[Buffer, int] = {}
+    for place, instruction in enumerate(kernel.body):
+        if isinstance(instruction, Load):
+            first_load.setdefault(instruction.buffer, place)
+            last_load[instruction.buffer] = place
+    return [
+        instruction
+        for place, instruction in enumerate(kernel.body)
+        if isinstance(instruction, Store) and last_load.get(instruction.buffer, place) < place
+    ]
+
+
+def _without(axes: tuple[str, ...], removed: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis not in removed)
