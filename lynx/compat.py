@@ -58,8 +58,16 @@ def aot_autograd(
     `fallback_random` keeps random operators whose result is unused, so that the generator moves as
     in eager.
     """
+
+    def forward_without_donation(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        context = torch._guards.TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            # Where the entry says None, the check at run time takes it for a donation.
+            context.fw_metadata.bw_donated_idxs = []
+        return forward(module, inputs)
+
     compiler = torch._dynamo.backends.common.aot_autograd(
-        fw_compiler=forward,
+        fw_compiler=forward_without_donation,
         bw_compiler=backward,
         inference_compiler=inference,
         partition_fn=torch._functorch.partitioners.min_cut_rematerialization_partition,
