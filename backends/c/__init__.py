@@ -1,0 +1,14 @@
+"""The C back end: native segments as plain C, compiled with what the machine has."""
+
+from .compiler import Compiler, find_compiler
+from .library import has_products
+from .segment import KernelBuildError, compile_segments, has_compiler
+
+__all__ = [
+    "Compiler",
+    "KernelBuildError",
+    "compile_segments",
+    "find_compiler",
+    "has_compiler",
+    "has_products",
+]

@@ -1,0 +1,145 @@
+"""Find a C compiler and run it: sources to the bytes of a shared library."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from lynx.ir.errors import CompileError
+
+CANDIDATES = ("gcc", "cc", "clang")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler on this machine. `identity` changes when another one is installed there."""
+
+    path: str
+    identity: str
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What every file is compiled with.
+
+        Nothing of fast-math: NaN, infinities and signed zeros mean what they mean in eager mode.
+        Multiplications and additions are contracted only where the source says so.
+        """
+        is_arm = platform.machine() in ("aarch64", "arm64")
+        return (
+            "-std=gnu11",
+            "-O3",
+            "-mcpu=native" if is_arm else "-march=native",
+            "-fPIC",
+            "-fopenmp-simd",
+            "-fno-math-errno",
+            "-fno-trapping-math",
+            "-ffp-contract=off",
+            "-fvisibility=hidden",
+            "-w",
+        )
+
+
+def find_compiler(name: str | None = None) -> Compiler:
+    """Return the compiler of that name or path, or the first that is installed.
+
+    Raises `CompileError` with code "no-compiler" if there is none.
+    """
+    for candidate in (name,) if name is not None else CANDIDATES:
+        found = shutil.which(candidate)
+        if found is not None:
+            return _identified(found)
+    wanted = name or ", ".join(CANDIDATES)
+    raise CompileError("no-compiler", f"found no C compiler, looked for {wanted}")
+
+
+@functools.cache
+def _identified(path: str) -> Compiler:
+    real = Path(path).resolve()
+    status = real.stat()
+    return Compiler(path, f"{real} {status.st_size} {status.st_mtime_ns}")
+
+
+@functools.cache
+def machine_features() -> str:
+    """Return what `native` code depends on: the model and the features of the processor."""
+    wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
+    found: dict[str, str] = {}
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in wanted:
+            found.setdefault(name.strip(), value.strip())
+    return f"{platform.machine()} {platform.system()} {sorted(found.items())}"
+
+
+def key_of(sources: tuple[str, ...], compiler: Compiler, version: str) -> str:
+    """Return the digest of all that the library depends on."""
+    parts = (*sources, compiler.identity, *compiler.flags, machine_features(), version)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+class BuildError(CompileError):
+    """The compiler refused a source; `log` is what it said."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__("kernel-build", f"the C compiler failed: {log.strip()[-2000:]}")
+        self.log = log
+
+
+def build(sources: tuple[str, ...], compiler: Compiler) -> bytes:
+    """Compile sources, side by side if there are several, and return the linked library."""
+    with tempfile.TemporaryDirectory(prefix="lynx-") as folder:
+        files = [Path(folder, f"unit{number}.c") for number in range(len(sources))]
+        for file, source in zip(files, sources, strict=True):
+            file.write_text(source)
+        library = Path(folder, "library.so")
+        if len(files) == 1:
+            _wait([_start(compiler, ["-shared", "-o", str(library), str(files[0]), "-lm"])])
+            return library.read_bytes()
+        objects = [file.with_suffix(".o") for file in files]
+        _wait(
+            [
+                _start(compiler, ["-c", "-o", str(target), str(file)])
+                for target, file in zip(objects, files, strict=True)
+            ]
+        )
+        _wait([_start(compiler, ["-shared", "-o", str(library), *map(str, objects), "-lm"])])
+        return library.read_bytes()
+
+
+def check(source: str, compiler: Compiler) -> str | None:
+    """Compile one source and return what the compiler said against it; None if nothing."""
+    with tempfile.TemporaryDirectory(prefix="lynx-") as folder:
+        file = Path(folder, "unit.c")
+        file.write_text(source)
+        try:
+            _wait([_start(compiler, ["-c", "-o", str(file.with_suffix(".o")), str(file)])])
+        except BuildError as error:
+            return error.log
+    return None
+
+
+def _start(compiler: Compiler, arguments: list[str]) -> subprocess.Popen[bytes]:
+    command = [compiler.path, *compiler.flags, *arguments]
+    try:
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise CompileError("no-compiler", f"cannot run {compiler.path}: {error}") from error
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+    outputs = [process.communicate()[0].decode(errors="replace") for process in processes]
+    failed = [o for p, o in zip(processes, outputs, strict=True) if p.returncode != 0]
+    if failed:
+        raise BuildError("\n".join(failed))

@@ -1,0 +1,460 @@
+"""C text of mathematical functions, written without branches so that loops over them vectorize.
+
+Each is accurate to a few units in the last place over its whole range, subnormal numbers included,
+and right for NaN, infinities and signed zeros. None depends on fast-math options.
+
+Sources: exp, log and tan follow Cephes; erf in `f32` is by N. Juffa; log in `f64` is fdlibm's; the
+reduction of large angles splits 2/pi for each exponent into three parts whose products are exact.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+_F32 = {
+    "lynx_scale_f32": """\
+INLINE f32 lynx_scale_f32(f32 x, i32 n) {
+  const i32 h = n >> 1;
+  return x * lynx_make_f32((u32)(h + 127) << 23) * lynx_make_f32((u32)(n - h + 127) << 23);
+}""",
+    "lynx_exp_tail_f32": """\
+/* (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2 */
+INLINE f32 lynx_exp_tail_f32(f32 r) {
+  f32 p = 1.9875691500e-4f;
+  p = lynx_fma_f32(p, r, 1.3981999507e-3f);
+  p = lynx_fma_f32(p, r, 8.3334519073e-3f);
+  p = lynx_fma_f32(p, r, 4.1665795894e-2f);
+  p = lynx_fma_f32(p, r, 1.6666665459e-1f);
+  return lynx_fma_f32(p, r, 5.0000001201e-1f);
+}""",
+    "lynx_exp_f32": """\
+INLINE f32 lynx_exp_f32(f32 x) {
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const f32 t = x * 1.44269504f + 12582912.0f, n = t - 12582912.0f;
+  const f32 r = lynx_fma_f32(n, 2.12194440e-4f, lynx_fma_f32(n, -0.693359375f, x));
+  const f32 y = lynx_fma_f32(lynx_exp_tail_f32(r) * r, r, r) + 1.0f;
+  return lynx_scale_f32(y, (i32)(lynx_bits_f32(t) - 0x4b400000u));
+}""",
+    "lynx_exp2_f32": """\
+INLINE f32 lynx_exp2_f32(f32 x) {
+  x = x < -151.0f ? -151.0f : x;
+  x = x > 129.0f ? 129.0f : x;
+  const f32 t = x + 12582912.0f, n = t - 12582912.0f, f = x - n;
+  const f32 r = f * 0.693147181f;
+  const f32 e = lynx_fma_f32(f, 0.693147181f, -r) + f * -1.90465421e-9f;
+  const f32 y = lynx_fma_f32(lynx_exp_tail_f32(r) * r, r, e) + r + 1.0f;
+  return lynx_scale_f32(y, (i32)(lynx_bits_f32(t) - 0x4b400000u));
+}""",
+    "lynx_expm1_f32": """\
+INLINE f32 lynx_expm1_f32(f32 x) {
+  f32 a = x < -104.0f ? -104.0f : x;
+  a = a > 89.0f ? 89.0f : a;
+  const f32 t = a * 1.44269504f + 12582912.0f, n = t - 12582912.0f;
+  const f32 r = lynx_fma_f32(n, 2.12194440e-4f, lynx_fma_f32(n, -0.693359375f, a));
+  const f32 q = lynx_fma_f32(lynx_exp_tail_f32(r) * r, r, r);
+  /* 2^n (q + 1) - 1, with 2^n halved so that it cannot overflow early */
+  const f32 s = lynx_scale_f32(0.5f, (i32)(lynx_bits_f32(t) - 0x4b400000u));
+  const f32 y = 2.0f * (s * q + (s - 0.5f));
+  return __builtin_fabsf(x) < 1e-20f ? x : y;
+}""",
+    "lynx_log_parts_f32": """\
+/* x = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); log(1 + f) = f + the returned number */
+INLINE f32 lynx_log_parts_f32(f32 x, f32 *e, f32 *f) {
+  const truth tiny = x < 1.17549435e-38f;
+  const u32 u = lynx_bits_f32(tiny ? x * 8388608.0f : x) - 0x3f3504f3u;
+  *e = (f32)((i32)u >> 23) - (tiny ? 23.0f : 0.0f);
+  const f32 g = lynx_make_f32((u & 0x7fffffu) + 0x3f3504f3u) - 1.0f;
+  f32 p = 7.0376836292e-2f;
+  p = lynx_fma_f32(p, g, -1.1514610310e-1f);
+  p = lynx_fma_f32(p, g, 1.1676998740e-1f);
+  p = lynx_fma_f32(p, g, -1.2420140846e-1f);
+  p = lynx_fma_f32(p, g, 1.4249322787e-1f);
+  p = lynx_fma_f32(p, g, -1.6668057665e-1f);
+  p = lynx_fma_f32(p, g, 2.0000714765e-1f);
+  p = lynx_fma_f32(p, g, -2.4999993993e-1f);
+  p = lynx_fma_f32(p, g, 3.3333331174e-1f);
+  *f = g;
+  return g * g * lynx_fma_f32(p, g, -0.5f);
+}""",
+    "lynx_log_ends_f32": """\
+INLINE f32 lynx_log_ends_f32(f32 x, f32 y) {
+  y = x == 0.0f ? -__builtin_inff() : y;
+  y = x < 0.0f ? __builtin_nanf("") : y;
+  return (x == __builtin_inff()) | (x != x) ? x : y;
+}""",
+    "lynx_log_f32": """\
+INLINE f32 lynx_log_f32(f32 x) {
+  f32 e, f;
+  const f32 y = lynx_log_parts_f32(x, &e, &f);
+  return lynx_log_ends_f32(x, e * 0.693359375f + (f + (y + e * -2.12194440e-4f)));
+}""",
+    "lynx_log2_f32": """\
+INLINE f32 lynx_log2_f32(f32 x) {
+  f32 e, f;
+  const f32 y = lynx_log_parts_f32(x, &e, &f);
+  /* log2(e) = 1 + 0.4426950408889634 */
+  return lynx_log_ends_f32(x, e + (f + (y + (y * 0.44269504f + f * 0.44269504f))));
+}""",
+    "lynx_log10_f32": """\
+INLINE f32 lynx_log10_f32(f32 x) {
+  f32 e, f;
+  const f32 y = lynx_log_parts_f32(x, &e, &f);
+  /* log10(e) = 0.4375 - 0.0032055181; log10(2) = 0.30078125 + 2.4874566e-4 */
+  const f32 low = e * 2.48745663981195e-4f + ((f + y) * -3.20551809674e-3f + y * 0.4375f);
+  return lynx_log_ends_f32(x, e * 0.30078125f + (f * 0.4375f + low));
+}""",
+    "lynx_log1p_f32": """\
+INLINE f32 lynx_log1p_f32(f32 x) {
+  const f32 u = 1.0f + x;
+  const f32 y = lynx_log_f32(u) * (x / (u - 1.0f));
+  return (u == 1.0f) | (x == __builtin_inff()) ? x : y;
+}""",
+    "lynx_tanh_f32": """\
+INLINE f32 lynx_tanh_f32(f32 x) {
+  f32 a = __builtin_fabsf(x);
+  a = a > 10.0f ? 10.0f : a;
+  const f32 q = lynx_expm1_f32(2.0f * a);
+  return __builtin_copysignf(q / (q + 2.0f), x);
+}""",
+    "lynx_sigmoid_f32": """\
+INLINE f32 lynx_sigmoid_f32(f32 x) {
+  const f32 e = lynx_exp_f32(-__builtin_fabsf(x)), r = 1.0f / (1.0f + e);
+  return x < 0.0f ? e * r : r;
+}""",
+    "lynx_erf_f32": """\
+INLINE f32 lynx_erf_f32(f32 x) {
+  const f32 t = __builtin_fabsf(x), s = x * x;
+  f32 r = lynx_fma_f32(-1.72853470e-5f, t, 3.83197126e-4f);
+  const f32 u = lynx_fma_f32(-3.88396438e-3f, t, 2.42546219e-2f);
+  r = lynx_fma_f32(r, s, u);
+  r = lynx_fma_f32(r, t, -1.06777877e-1f);
+  r = lynx_fma_f32(r, t, -6.34846687e-1f);
+  r = lynx_fma_f32(r, t, -1.28717512e-1f);
+  r = lynx_fma_f32(r, t, -t);
+  const f32 far = __builtin_copysignf(1.0f - lynx_exp_f32(t > 4.0f ? -20.0f : r), x);
+  f32 p = -5.96761703e-4f;
+  p = lynx_fma_f32(p, s, 4.99119423e-3f);
+  p = lynx_fma_f32(p, s, -2.67681349e-2f);
+  p = lynx_fma_f32(p, s, 1.12819925e-1f);
+  p = lynx_fma_f32(p, s, -3.76125336e-1f);
+  p = lynx_fma_f32(p, s, 1.28379166e-1f);
+  return t > 0.927734375f ? far : lynx_fma_f32(p, x, x);
+}""",
+    "lynx_sinh_f32": """\
+INLINE f32 lynx_sinh_f32(f32 x) {
+  const f32 a = __builtin_fabsf(x);
+  const f32 q = lynx_expm1_f32(a > 80.0f ? 80.0f : a), h = lynx_exp_f32(0.5f * a);
+  return __builtin_copysignf(a > 80.0f ? 0.5f * h * h : 0.5f * (q + q / (q + 1.0f)), x);
+}""",
+    "lynx_cosh_f32": """\
+INLINE f32 lynx_cosh_f32(f32 x) {
+  const f32 a = __builtin_fabsf(x), h = lynx_exp_f32(0.5f * a);
+  const f32 e = lynx_exp_f32(a > 80.0f ? 80.0f : a);
+  return a > 80.0f ? 0.5f * h * h : 0.5f * e + 0.5f / e;
+}""",
+    "lynx_quadrant_f32": """\
+/* The angle in quarter turns from the nearest multiple, times pi/2; the multiple modulo 4 in `n` */
+INLINE f64 lynx_quadrant_f32(f32 x, i32 *n) {
+  const u32 u = lynx_bits_f32(x), e = (u >> 23) & 255;
+  const f64 m = (f64)(i32)((u & 0x7fffff) | (e ? 0x800000 : 0));
+  f64 a = m * lynx_turns[e][0];
+  /* 1.5 * 2^54 and 1.5 * 2^52 round to multiples of 4 and of 1 */
+  a = a - ((a + 27021597764222976.0) - 27021597764222976.0);
+  const f64 b = m * lynx_turns[e][1];
+  const f64 t = (a + b) + 6755399441055744.0, k = t - 6755399441055744.0;
+  const f64 r = (((a - k) + b) + m * lynx_turns[e][2]) * 1.5707963267948966;
+  const i32 c = (i32)(u32)lynx_bits_f64(t);
+  *n = u >> 31 ? -c : c;
+  return u >> 31 ? -r : r;
+}""",
+    "lynx_sin_poly_f32": """\
+INLINE f32 lynx_sin_poly_f32(f32 x, f32 s) {
+  f32 p = lynx_fma_f32(-1.9515295891e-4f, s, 8.3321608736e-3f);
+  p = lynx_fma_f32(p, s, -1.6666654611e-1f);
+  return lynx_fma_f32(p * s, x, x);
+}""",
+    "lynx_cos_poly_f32": """\
+INLINE f32 lynx_cos_poly_f32(f32 s) {
+  f32 p = lynx_fma_f32(2.443315711809948e-5f, s, -1.388731625493765e-3f);
+  p = lynx_fma_f32(p, s, 4.166664568298827e-2f);
+  return lynx_fma_f32(p * s, s, lynx_fma_f32(s, -0.5f, 1.0f));
+}""",
+    "lynx_sin_f32": """\
+INLINE f32 lynx_sin_f32(f32 x) {
+  i32 n;
+  const f32 r = (f32)lynx_quadrant_f32(x, &n), s = r * r;
+  const f32 y = n & 1 ? lynx_cos_poly_f32(s) : lynx_sin_poly_f32(r, s);
+  return x == 0.0f ? x : n & 2 ? -y : y;
+}""",
+    "lynx_cos_f32": """\
+INLINE f32 lynx_cos_f32(f32 x) {
+  i32 n;
+  const f32 r = (f32)lynx_quadrant_f32(x, &n), s = r * r;
+  const f32 y = n & 1 ? lynx_sin_poly_f32(r, s) : lynx_cos_poly_f32(s);
+  return (n + 1) & 2 ? -y : y;
+}""",
+    "lynx_tan_f32": """\
+INLINE f32 lynx_tan_f32(f32 x) {
+  i32 n;
+  const f32 r = (f32)lynx_quadrant_f32(x, &n), s = r * r;
+  const f32 a = lynx_sin_poly_f32(r, s), b = lynx_cos_poly_f32(s);
+  return x == 0.0f ? x : n & 1 ? -b / a : a / b;
+}""",
+    "lynx_log2_wide": """\
+/* log2 of a positive finite number to about 40 bits */
+INLINE f64 lynx_log2_wide(f32 x) {
+  const truth tiny = x < 1.17549435e-38f;
+  const u32 u = lynx_bits_f32(tiny ? x * 8388608.0f : x) - 0x3f3504f3u;
+  const f64 e = (f64)(((i32)u >> 23) - (tiny ? 23 : 0));
+  const f64 m = (f64)lynx_make_f32((u & 0x7fffffu) + 0x3f3504f3u);
+  const f64 s = (m - 1.0) / (m + 1.0), z = s * s;
+  f64 p = lynx_fma_f64(z, 1.0 / 15, 1.0 / 13);
+  p = lynx_fma_f64(p, z, 1.0 / 11);
+  p = lynx_fma_f64(p, z, 1.0 / 9);
+  p = lynx_fma_f64(p, z, 1.0 / 7);
+  p = lynx_fma_f64(p, z, 1.0 / 5);
+  p = lynx_fma_f64(p, z, 1.0 / 3);
+  return lynx_fma_f64(lynx_fma_f64(p, z, 1.0) * s, 2.8853900817779268, e);
+}""",
+    "lynx_exp2_wide": """\
+/* 2^t for |t| <= 300, rounded to f32 */
+INLINE f32 lynx_exp2_wide(f64 t) {
+  const f64 k = t + 6755399441055744.0, r = (t - (k - 6755399441055744.0)) * 0.6931471805599453;
+  f64 p = lynx_fma_f64(r, 1.0 / 3628800, 1.0 / 362880);
+  p = lynx_fma_f64(p, r, 1.0 / 40320);
+  p = lynx_fma_f64(p, r, 1.0 / 5040);
+  p = lynx_fma_f64(p, r, 1.0 / 720);
+  p = lynx_fma_f64(p, r, 1.0 / 120);
+  p = lynx_fma_f64(p, r, 1.0 / 24);
+  p = lynx_fma_f64(p, r, 1.0 / 6);
+  p = lynx_fma_f64(p, r, 0.5);
+  p = lynx_fma_f64(p, r, 1.0);
+  p = lynx_fma_f64(p, r, 1.0);
+  return (f32)(p * lynx_make_f64((lynx_bits_f64(k) - 0x4338000000000000ull + 1023) << 52));
+}""",
+    "lynx_pow_f32": """\
+INLINE f32 lynx_pow_f32(f32 x, f32 y) {
+  const f32 inf = __builtin_inff(), a = __builtin_fabsf(x), b = __builtin_fabsf(y);
+  const truth whole = (b >= 8388608.0f) | (b == (b + 8388608.0f) - 8388608.0f);
+  const f32 half = 0.5f * b;
+  const truth odd = whole & (b < 16777216.0f) & (half != (half + 8388608.0f) - 8388608.0f);
+  f64 t = (f64)y * lynx_log2_wide((a > 0.0f) & (a < inf) ? a : 1.0f);
+  t = t < -300.0 ? -300.0 : t;
+  t = t > 300.0 ? 300.0 : t;
+  f32 z = lynx_exp2_wide(t);
+  z = a == 0.0f ? (y < 0.0f ? inf : 0.0f) : z;
+  z = a == inf ? (y < 0.0f ? 0.0f : inf) : z;
+  z = b == inf ? (a == 1.0f ? 1.0f : (a > 1.0f) == (y > 0.0f) ? inf : 0.0f) : z;
+  z = (lynx_bits_f32(x) >> 31 != 0) & odd ? -z : z;
+  z = (x < 0.0f) & (x > -inf) & !whole ? __builtin_nanf("") : z;
+  z = (x != x) | (y != y) ? x + y : z;
+  return (y == 0.0f) | (x == 1.0f) ? 1.0f : z;
+}""",
+}
+
+_F64 = {
+    "lynx_exp_tail_f64": """\
+INLINE f64 lynx_exp_tail_f64(f64 r) {
+  f64 p = lynx_fma_f64(r, 1.0 / 6227020800.0, 1.0 / 479001600.0);
+  p = lynx_fma_f64(p, r, 1.0 / 39916800.0);
+  p = lynx_fma_f64(p, r, 1.0 / 3628800.0);
+  p = lynx_fma_f64(p, r, 1.0 / 362880.0);
+  p = lynx_fma_f64(p, r, 1.0 / 40320.0);
+  p = lynx_fma_f64(p, r, 1.0 / 5040.0);
+  p = lynx_fma_f64(p, r, 1.0 / 720.0);
+  p = lynx_fma_f64(p, r, 1.0 / 120.0);
+  p = lynx_fma_f64(p, r, 1.0 / 24.0);
+  p = lynx_fma_f64(p, r, 1.0 / 6.0);
+  return lynx_fma_f64(p, r, 0.5);
+}""",
+    "lynx_reduced_f64": """\
+INLINE f64 lynx_reduced_f64(f64 n, f64 x) {
+  const f64 high = lynx_fma_f64(n, -6.93147180369123816490e-01, x);
+  return lynx_fma_f64(n, -1.90821492927058770002e-10, high);
+}""",
+    "lynx_scale_f64": """\
+INLINE f64 lynx_scale_f64(f64 x, i64 n) {
+  const i64 h = (i64)((u64)(n + 4096) >> 1) - 2048;
+  return x * lynx_make_f64((u64)(h + 1023) << 52) * lynx_make_f64((u64)(n - h + 1023) << 52);
+}""",
+    "lynx_exp_f64": """\
+INLINE f64 lynx_exp_f64(f64 x) {
+  x = x < -746.0 ? -746.0 : x;
+  x = x > 710.0 ? 710.0 : x;
+  const f64 t = x * 1.4426950408889634 + 6755399441055744.0, n = t - 6755399441055744.0;
+  const f64 r = lynx_reduced_f64(n, x);
+  const f64 y = lynx_fma_f64(lynx_exp_tail_f64(r) * r, r, r) + 1.0;
+  return lynx_scale_f64(y, (i64)(lynx_bits_f64(t) - 0x4338000000000000ull));
+}""",
+    "lynx_expm1_f64": """\
+INLINE f64 lynx_expm1_f64(f64 x) {
+  f64 a = x < -746.0 ? -746.0 : x;
+  a = a > 710.0 ? 710.0 : a;
+  const f64 t = a * 1.4426950408889634 + 6755399441055744.0, n = t - 6755399441055744.0;
+  const f64 r = lynx_reduced_f64(n, a);
+  const f64 q = lynx_fma_f64(lynx_exp_tail_f64(r) * r, r, r);
+  const f64 s = lynx_scale_f64(0.5, (i64)(lynx_bits_f64(t) - 0x4338000000000000ull));
+  const f64 y = 2.0 * (s * q + (s - 0.5));
+  return __builtin_fabs(x) < 1e-40 ? x : y;
+}""",
+    "lynx_log_f64": """\
+INLINE f64 lynx_log_f64(f64 x) {
+  const truth tiny = x < 2.2250738585072014e-308;
+  const u64 u = lynx_bits_f64(tiny ? x * 18014398509481984.0 : x) - 0x3fe6a09e667f3bcdull;
+  /* the exponent, converted by adding it to the bits of 1.5 * 2^52 */
+  const u64 k = (u >> 52) ^ 0x800ull;
+  const f64 g = lynx_make_f64(0x4338000000000000ull + k) - 6755399441055744.0 - 2048.0;
+  const f64 e = g - (tiny ? 54.0 : 0.0);
+  const f64 f = lynx_make_f64((u & 0xfffffffffffffull) + 0x3fe6a09e667f3bcdull) - 1.0;
+  const f64 s = f / (2.0 + f), z = s * s, w = z * z, h = 0.5 * f * f;
+  f64 a = lynx_fma_f64(w, 1.531383769920937332e-01, 2.222219843214978396e-01);
+  a = w * lynx_fma_f64(a, w, 3.999999999940941908e-01);
+  f64 b = lynx_fma_f64(w, 1.479819860511658591e-01, 1.818357216161805012e-01);
+  b = lynx_fma_f64(b, w, 2.857142874366239149e-01);
+  b = z * lynx_fma_f64(b, w, 6.666666666666735130e-01);
+  f64 y = e * 6.93147180369123816490e-01
+      - ((h - (s * (h + (a + b)) + e * 1.90821492927058770002e-10)) - f);
+  y = x == 0.0 ? -__builtin_inf() : y;
+  y = x < 0.0 ? __builtin_nan("") : y;
+  return (x == __builtin_inf()) | (x != x) ? x : y;
+}""",
+    "lynx_log1p_f64": """\
+INLINE f64 lynx_log1p_f64(f64 x) {
+  const f64 u = 1.0 + x;
+  const f64 y = lynx_log_f64(u) * (x / (u - 1.0));
+  return (u == 1.0) | (x == __builtin_inf()) ? x : y;
+}""",
+    "lynx_tanh_f64": """\
+INLINE f64 lynx_tanh_f64(f64 x) {
+  f64 a = __builtin_fabs(x);
+  a = a > 20.0 ? 20.0 : a;
+  const f64 q = lynx_expm1_f64(2.0 * a);
+  return __builtin_copysign(q / (q + 2.0), x);
+}""",
+    "lynx_sigmoid_f64": """\
+INLINE f64 lynx_sigmoid_f64(f64 x) {
+  const f64 e = lynx_exp_f64(-__builtin_fabs(x)), r = 1.0 / (1.0 + e);
+  return x < 0.0 ? e * r : r;
+}""",
+}
+
+_BOTH = {
+    "lynx_sign_T": """\
+INLINE T lynx_sign_T(T x) { return (T)(x > 0) - (T)(x < 0); }""",
+    "lynx_maximum_T": """\
+INLINE T lynx_maximum_T(T x, T y) { return (x != x) | (x > y) ? x : y; }""",
+    "lynx_minimum_T": """\
+INLINE T lynx_minimum_T(T x, T y) { return (x != x) | (x < y) ? x : y; }""",
+    "lynx_fmax_T": """\
+INLINE T lynx_fmax_T(T x, T y) { return (y != y) | (x > y) ? x : y; }""",
+    "lynx_fmin_T": """\
+INLINE T lynx_fmin_T(T x, T y) { return (y != y) | (x < y) ? x : y; }""",
+}
+
+_HALF = {
+    "lynx_from_bf16": """\
+INLINE f32 lynx_from_bf16(u16 h) { return lynx_make_f32((u32)h << 16); }""",
+    "lynx_to_bf16": """\
+INLINE u16 lynx_to_bf16(f32 x) {
+  const u32 u = lynx_bits_f32(x);
+  return (u16)(x != x ? 0x7fc0u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}""",
+    "lynx_from_f16": """\
+INLINE f32 lynx_from_f16(u16 h) {
+  const u32 w = (u32)h << 16, sign = w & 0x80000000u, twice = w + w;
+  const f32 normal = lynx_make_f32((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f;
+  const f32 subnormal = lynx_make_f32((twice >> 17) | (126u << 23)) - 0.5f;
+  const u32 a = lynx_bits_f32(subnormal), b = lynx_bits_f32(normal);
+  return lynx_make_f32(sign | (twice < (1u << 27) ? a : b));
+}""",
+    "lynx_to_f16": """\
+INLINE u16 lynx_to_f16(f32 x) {
+  const u32 w = lynx_bits_f32(x), twice = w + w, sign = w & 0x80000000u;
+  const u32 top = twice & 0xff000000u, bias = top < 0x71000000u ? 0x71000000u : top;
+  const f32 base = (__builtin_fabsf(x) * 0x1.0p+112f) * 0x1.0p-110f;
+  const u32 bits = lynx_bits_f32(lynx_make_f32((bias >> 1) + 0x07800000u) + base);
+  const u32 magnitude = ((bits >> 13) & 0x7c00u) + (bits & 0xfffu);
+  return (u16)((sign >> 16) | (twice > 0xff000000u ? 0x7e00u : magnitude));
+}""",
+}
+
+
+def _expanded() -> dict[str, str]:
+    texts = {**_HALF, **_F32, **_F64}
+    for kind in ("f32", "f64"):
+        for name, text in _BOTH.items():
+            texts[name.replace("_T", f"_{kind}")] = re.sub(r"\bT\b", kind, text).replace(
+                "_T", f"_{kind}"
+            )
+    return texts
+
+
+HELPERS = _expanded()
+"""The text of each helper; those that it calls are found by their names."""
+
+_NAME = re.compile(r"\blynx_\w+")
+
+
+def helpers_text(body: str) -> str:
+    """Return the definitions of the helpers that a text uses, each after those that it uses."""
+    ordered: dict[str, str] = {}
+    pending = [name for name in dict.fromkeys(_NAME.findall(body)) if name in HELPERS]
+    while pending:
+        name = pending[-1]
+        needed = [
+            other
+            for other in dict.fromkeys(_NAME.findall(HELPERS[name]))
+            if other != name and other in HELPERS and other not in ordered
+        ]
+        if needed:
+            pending.extend(needed)
+            continue
+        ordered.setdefault(name, HELPERS[name])
+        pending.pop()
+    table = [turns_table()] if "lynx_quadrant_f32" in ordered else []
+    return "\n".join([*table, *ordered.values()])
+
+
+@functools.cache
+def turns_table() -> str:
+    """Return, for each exponent of `f32`, 2/pi times the last place, modulo 4, in three parts.
+
+    The first has 26 bits down to 2^-24, the second 26 more, so that products with a significand of
+    24 bits are exact; the third is rounded.
+    """
+    precision = 400
+    quarter_turns = (1 << (2 * precision + 1)) // _pi(precision)
+    rows = []
+    for exponent in range(255):
+        shift = max(exponent, 1) - 150
+        scaled = (
+            quarter_turns << shift if shift >= 0 else quarter_turns >> -shift
+        ) & ((4 << precision) - 1)  # fmt: skip
+        first = scaled >> (precision - 24)
+        rest = scaled - (first << (precision - 24))
+        second = rest >> (precision - 50)
+        rest -= second << (precision - 50)
+        third = rest / (1 << precision)
+        rows.append(
+            f"{{{(first / 2**24).hex()}, {(second / 2**50).hex()}, {third.hex()}}}"
+        )  # fmt: skip
+    rows.append('{__builtin_nan(""), 0, 0}')
+    return "static const f64 lynx_turns[256][3] = {\n  " + ",\n  ".join(rows) + "};"
+
+
+def _pi(bits: int) -> int:
+    """Return pi * 2^bits by Machin's formula."""
+
+    def arctan_of_inverse(x: int, one: int) -> int:
+        term = one // x
+        total, square, n, sign = term, x * x, 3, -1
+        while term:
+            term //= square
+            total += sign * (term // n)
+            n, sign = n + 2, -sign
+        return total
+
+    one = 1 << (bits + 20)
+    return 4 * (4 * arctan_of_inverse(5, one) - arctan_of_inverse(239, one)) >> 20

@@ -1,0 +1,371 @@
+"""Compile segments: one C function for each, which runs kernels and matrix products in order."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lynx.ir.dims import Dim
+from lynx.ir.errors import CompileError
+from lynx.ir.kernel import Buffer, Kernel
+from lynx.ir.native import KernelCall, NativeFunction, Pointer, ProductCall, Segment
+from lynx.ir.store import ArtifactStore
+
+from . import library
+from .compiler import BuildError, Compiler, build, check, find_compiler, key_of
+from .integers import division_text
+from .math import helpers_text
+from .prelude import PRODUCTS, RUNTIME, STEP, TYPES
+from .printer import Message
+from .products import product_lines
+from .steps import Barriers, Functions, KernelSteps, Step, steps_of
+from .text import dim, product_text
+
+VERSION = "1"
+"""Part of the key of what is stored; a new one when the way of calling a library changes."""
+
+KERNELS_PER_UNIT = 30
+"""Functions up to which one file compiles faster than two."""
+
+PARTIAL_LIMIT = 64
+"""Chunks with partial results at most: enough for any common number of threads."""
+
+NO_MEMORY = "out of memory for the scratch space of kernels"
+
+
+class KernelBuildError(CompileError):
+    """Kernels that could not be printed or compiled; the rest of a program can do without them.
+
+    `path` is the file that holds the source, if there is one.
+    """
+
+    def __init__(self, message: str, kernels: tuple[Kernel, ...], path: Path | None) -> None:
+        place = f", source kept in {path}" if path is not None else ""
+        super().__init__("kernel-build", f"{message}{place}")
+        self.kernels = kernels
+        self.path = path
+
+
+def compile_segments(
+    segments: tuple[Segment, ...],
+    *,
+    store: ArtifactStore | None = None,
+    compiler: str | None = None,
+    units: int = 2,
+) -> tuple[NativeFunction, ...]:
+    """Compile the segments of a program together, or load what a store has of them.
+
+    `compiler` is a name or a path; without it the first that is found is taken. Large programs are
+    compiled in as many as `units` pieces at once. Raises `KernelBuildError` with the kernels at
+    fault, and `CompileError` with code "no-compiler".
+    """
+    if not segments:
+        return ()
+    program = Program()
+    program.print(segments)
+    sources = program.sources(units)
+    loaded = _load(program, sources, find_compiler(compiler), store)
+    text = "\n".join(sources)
+    messages = tuple(program.messages)
+    return tuple(
+        NativeFunction(library.function_of(loaded, f"lynx_segment{number}"), messages, text)
+        for number in range(len(segments))
+    )
+
+
+def _load(
+    program: Program, sources: tuple[str, ...], compiler: Compiler, store: ArtifactStore | None
+) -> ctypes.CDLL:
+    key = key_of(sources, compiler, VERSION)
+    if store is not None:
+        found = library.find(store, key)
+        if found is not None:
+            return found
+    try:
+        contents = build(sources, compiler)
+    except BuildError as error:
+        raise _explained(program, sources, compiler, error) from error
+    return library.load(contents) if store is None else library.put(store, key, contents)
+
+
+def _explained(
+    program: Program, sources: tuple[str, ...], compiler: Compiler, error: BuildError
+) -> CompileError:
+    """Find the kernels that do not compile, and keep the source."""
+    digest = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir(), f"lynx-failed-{digest}.c")
+    path.write_text("\n".join(sources))
+    failed: dict[Kernel, None] = {}
+    log = error.log
+    for name, definition in program.functions.definitions():
+        found = check(_unit([definition]), compiler)
+        if found is not None:
+            failed.update(program.functions.kernels[name])
+            log = found
+    message = f"the C compiler failed: {log.strip()[-1000:]}"
+    return KernelBuildError(message, tuple(failed), path)
+
+
+def _unit(definitions: list[str], *more: str) -> str:
+    body = "\n\n".join(definitions)
+    divisions = division_text(body)
+    helpers = helpers_text(body + divisions)
+    parts = [TYPES, helpers, divisions, STEP, *more[:-1], body, *more[-1:]]
+    return "\n".join(part for part in parts if part)
+
+
+@dataclass(eq=False)
+class Program:
+    """What is printed for the segments of a program."""
+
+    functions: Functions = field(default_factory=Functions)
+    messages: dict[str, int] = field(default_factory=dict)
+    bodies: list[str] = field(default_factory=list)
+    known: dict[Kernel, KernelSteps] = field(default_factory=dict)
+    has_products: bool = False
+
+    def print(self, segments: tuple[Segment, ...]) -> None:
+        """Print all segments; collects all kernels that cannot be printed before it fails."""
+        failed: dict[Kernel, CompileError] = {}
+        for segment in segments:
+            for call in segment.calls:
+                if isinstance(call, KernelCall) and call.kernel not in self.known:
+                    try:
+                        self.known[call.kernel] = steps_of(call.kernel)
+                    except CompileError as error:
+                        failed[call.kernel] = error
+        if failed:
+            message = "; ".join(dict.fromkeys(error.message for error in failed.values()))
+            raise KernelBuildError(message, tuple(failed), None)
+        for number, segment in enumerate(segments):
+            self.bodies.append(SegmentPrinter(self, segment, number).print())
+
+    def message(self, text: str) -> int:
+        """Return the code of a message."""
+        return self.messages.setdefault(text, len(self.messages)) + 1
+
+    def sources(self, units: int) -> tuple[str, ...]:
+        """Return the files to compile."""
+        definitions = self.functions.definitions()
+        bodies = "\n\n".join(self.bodies)
+        runtime = [RUNTIME, *([PRODUCTS] if self.has_products else [])]
+        count = min(units, -(-len(definitions) // KERNELS_PER_UNIT))
+        if count <= 1:
+            return (_unit([text for _, text in definitions], *runtime, bodies),)
+        shared = [(name, text.replace("static void ", "void ", 1)) for name, text in definitions]
+        declared = "\n".join(
+            f"void {name}(const struct step *step, i64 chunk, char *local);" for name, _ in shared
+        )
+        parts = [[text for _, text in shared[start::count]] for start in range(count)]
+        first = _unit(parts[0], *runtime, f"{declared}\n{bodies}")
+        return (first, *(_unit(part) for part in parts[1:]))
+
+
+class SegmentPrinter:
+    """Prints one segment: runs of kernels between matrix products."""
+
+    def __init__(self, program: Program, segment: Segment, number: int) -> None:
+        self.program = program
+        self.segment = segment
+        self.number = number
+        self.symbols = {name: f"packed[{segment.slots + at}]" for at, name in
+                        enumerate(segment.symbols)}  # fmt: skip
+
+    def symbol(self, name: str) -> str:
+        """Return where the caller passes a symbol."""
+        if name not in self.symbols:
+            raise CompileError("kernel-symbol", f"the segment is not given the symbol {name}")
+        return self.symbols[name]
+
+    def pointer(self, pointer: Pointer) -> str:
+        """Return the text of an address."""
+        text = f"(char *)packed[{pointer.slot}]"
+        return text if pointer.offset == 0 else f"{text} + {dim(pointer.offset, self.symbol)}"
+
+    def print(self) -> str:
+        """Return the definition of the segment's function."""
+        lines = [
+            f"/* {self.segment.name.replace('*/', '* /')} */",
+            '__attribute__((visibility("default"), cold))',
+            f"i64 lynx_segment{self.number}(const i64 *packed) {{",
+            "  i64 failed = 0;",
+        ]
+        for run in self._runs():
+            if isinstance(run, ProductCall):
+                self.program.has_products = True
+                lines += product_lines(run, self.pointer, self.symbol)
+            else:
+                lines += RunPrinter(self, run).print()
+        return "\n".join([*lines, "  return failed;", "}"])
+
+    def _runs(self) -> Iterator[list[KernelCall] | ProductCall]:
+        run: list[KernelCall] = []
+        for call in self.segment.calls:
+            if isinstance(call, KernelCall):
+                run.append(call)
+                continue
+            if run:
+                yield run
+            run = []
+            yield call
+        if run:
+            yield run
+
+
+class RunPrinter:
+    """Prints one run of kernels: fills the table of steps, and hands it to the threads."""
+
+    def __init__(self, segment: SegmentPrinter, calls: list[KernelCall]) -> None:
+        self.segment = segment
+        self.program = segment.program
+        self.calls = calls
+        self.lines: list[str] = []
+        self.pointers: list[str] = []
+        self.late: list[str] = []
+        self.numbers: list[str] = []
+        self.steps = 0
+        self.barriers = Barriers()
+        self.needs_memory = False
+
+    def print(self) -> list[str]:
+        """Return the block of statements."""
+        for call in self.calls:
+            self._call(call)
+        if not self.steps:
+            return []
+        head = [
+            "  {",
+            f"    struct step t[{self.steps}];",
+            f"    void *p[{max(1, len(self.pointers))}];",
+            f"    i64 z[{max(1, len(self.numbers))}];",
+            "    i64 shared = 0, most = 0;",
+            *(f"    p[{at}] = {text};" for at, text in enumerate(self.pointers) if text),
+        ]
+        tail = [f"    lynx_run(t, {self.steps}, 0);"]
+        if self.needs_memory:
+            code = self.program.message(NO_MEMORY)
+            tail = [
+                "    char *memory = lynx_take(shared + most);",
+                f"    if (!memory) return {code};",
+                *(f"    {line}" for line in self.late),
+                f"    lynx_run(t, {self.steps}, memory + shared);",
+                "    lynx_give(memory);",
+            ]
+        return [*head, *(f"    {line}" for line in self.lines), *tail, "  }"]
+
+    def _call(self, call: KernelCall) -> None:
+        known = self.program.known[call.kernel]
+        first = self.steps
+        if call.loc.is_known:
+            self.lines.append(f"/* {str(call.loc).replace('*/', '* /')} */")
+        names = _Names(self, known, first)
+        scratch: dict[Buffer, object] = {}
+        offsets: dict[Buffer, str] = {}
+        for position, (buffer, points) in enumerate(known.scratch.items()):
+            scratch[buffer] = (first, position)
+            offsets[buffer] = f"m{first}_{position}"
+            if buffer not in names.partial:
+                self._reserve(offsets[buffer], names.product([*points, buffer.dtype.itemsize]))
+        addresses = dict(zip(call.kernel.buffers, call.buffers, strict=True))
+        for step in known.steps:
+            barrier = self.barriers.is_needed(step, call, scratch)
+            self._step(step, call.kernel, names, barrier, addresses, offsets)
+
+    def _reserve(self, name: str, size: str) -> None:
+        self.needs_memory = True
+        self.lines.append(f"const i64 {name} = shared; shared += ({size} + 63) & ~63LL;")
+
+    def _step(
+        self, step: Step, kernel: Kernel, names: _Names, barrier: bool,
+        addresses: dict[Buffer, Pointer], offsets: dict[Buffer, str],
+    ) -> None:  # fmt: skip
+        at = self.steps
+        self.steps += 1
+        function = self.program.functions.enter(step.text, kernel)
+        units = names.product(step.units)
+        if step.blocked is not None:
+            size, block = step.blocked
+            units = f"({units}) * (({names.dim(size)} + {block - 1}) / {block})"
+        points = names.product(step.points)
+        limit = "0"
+        if step.nest.partials:
+            limit = self._partial_limit(step, names, units, points)
+        numbers, pointers = len(self.numbers), len(self.pointers)
+        self.lines += [
+            f"lynx_cut(&t[{at}], {units}, {points}, {limit}, {step.cost});",
+            f"t[{at}].run = {function}; t[{at}].p = p + {pointers}; t[{at}].z = z + {numbers};",
+            f"t[{at}].failed = &failed; t[{at}].barrier = {int(barrier)}; t[{at}].local = 0;",
+        ]
+        for parameter in step.text.parameters:
+            if isinstance(parameter, Message):
+                text = str(self.program.message(parameter.text))
+            else:
+                text = names.dim(parameter)
+            self.lines.append(f"z[{len(self.numbers)}] = {text};")
+            self.numbers.append(text)
+        for partial in step.nest.partials:
+            known = names.known.scratch[partial.buffer]
+            size = names.product([*known, partial.buffer.dtype.itemsize])
+            self._reserve(offsets[partial.buffer], f"t[{at}].chunks * ({size})")
+        for buffer in step.text.buffers:
+            if buffer in offsets:
+                self.late.append(f"p[{len(self.pointers)}] = memory + {offsets[buffer]};")
+                self.pointers.append("")
+            else:
+                self.pointers.append(self.segment.pointer(addresses[buffer]))
+        self._local_memory(step, at, names)
+
+    def _local_memory(self, step: Step, at: int, names: _Names) -> None:
+        sizes = [
+            f"((({names.product(dims)}) * {itemsize} + 63) & ~63LL)"
+            for dims, itemsize in step.text.memory
+        ]
+        if sizes:
+            self.needs_memory = True
+            self.lines.append(f"t[{at}].local = {' + '.join(sizes)};")
+            self.lines.append(f"most = lynx_max(most, t[{at}].local);")
+
+    def _partial_limit(self, step: Step, names: _Names, units: str, points: str) -> str:
+        """Few chunks where the partial results would be as large as what they are made of."""
+        largest = "1"
+        for partial in step.nest.partials:
+            size = names.product(names.known.scratch[partial.buffer])
+            largest = f"lynx_max({largest}, {size})"
+        share = f"({units}) * ({points}) / (4 * {largest})"
+        return f"lynx_max(1, lynx_min({PARTIAL_LIMIT}, {share}))"
+
+
+class _Names:
+    """Values of symbols where a kernel is called, numbers of chunks included."""
+
+    def __init__(self, run: RunPrinter, known: KernelSteps, first: int) -> None:
+        self.run = run
+        self.known = known
+        self.first = first
+        self.partial = {e.buffer: None for e in known.plan.scratch if e.number is not None}
+
+    def symbol(self, name: str) -> str:
+        if name.startswith("#"):
+            return f"t[{self.first + self.known.producers[int(name[1:])]}].chunks"
+        return self.run.segment.symbol(name)
+
+    def dim(self, value: Dim) -> str:
+        return dim(value, self.symbol)
+
+    def product(self, values: list[Dim]) -> str:
+        return product_text(values, self.symbol)
+
+
+@functools.cache
+def has_compiler(name: str | None = None) -> bool:
+    """Whether there is a C compiler on this machine."""
+    try:
+        find_compiler(name)
+    except CompileError:
+        return False
+    return True
