@@ -110,7 +110,7 @@ def function_text(function: str, arguments: tuple[str, ...], dtype: DType) -> st
 def convert_text(x: str, source: DType, target: DType) -> str:
     """Return the expression that converts as torch does: by way of `f32` to low precision."""
     if target is DType.BOOL:
-        return f"{x} != 0"
+        return f"{x}.to(tl.float32) != 0" if source.is_low_precision else f"{x} != 0"
     to = triton_type(target)
     # Triton rounds to nearest, ties to even; torch converts to half by way of single precision.
     if target.is_low_precision and source is not DType.F32:

@@ -89,12 +89,12 @@ class TritonInterpreter:
         stdin, stdout = self._child.stdin, self._child.stdout
         assert stdin is not None
         assert stdout is not None
-        _send(stdin, (text, name, arguments))
+        _send(stdin, (text, name, _packed(arguments)))
         answer = _receive(stdout)
         if isinstance(answer, str):
             raise InternalError("triton-interpreter", f"{answer}\n{text}")
         assert isinstance(answer, list)
-        return answer
+        return _unpacked(answer)
 
 
 def _send(stream: BinaryIO | Any, message: object) -> None:
@@ -110,6 +110,29 @@ def _receive(stream: BinaryIO | Any) -> object:
     return pickle.loads(stream.read(int.from_bytes(size, "little")))
 
 
+def _packed(arguments: Sequence[Any]) -> list[Any]:
+    """Return arguments in which tensors are dtype, shape and bytes: torch pickles not all types."""
+    return [
+        (a.dtype, a.shape, a.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        if isinstance(a, torch.Tensor)
+        else a
+        for a in arguments
+    ]
+
+
+def _unpacked(arguments: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for one in arguments:
+        if isinstance(one, tuple):
+            dtype, shape, data = one
+            flat = torch.empty(len(data), dtype=torch.uint8)
+            flat.numpy()[:] = memoryview(data)
+            found.append(flat.view(dtype).reshape(shape))
+        else:
+            found.append(one)
+    return found
+
+
 def serve() -> None:
     """Run what arrives on the standard input until it ends; answer on the standard output."""
     stdout, sys.stdout = sys.stdout.buffer, sys.stderr
@@ -121,8 +144,9 @@ def serve() -> None:
         except EOFError:
             return
         try:
-            load_module(text, name)["run"](*arguments)
-            answer: object = arguments
+            values = _unpacked(arguments)
+            load_module(text, name)["run"](*values)
+            answer: object = _packed(values)
         except Exception as error:  # whatever it is, the parent must hear of it
             answer = f"{type(error).__name__}: {error}"
         _send(stdout, answer)

@@ -229,6 +229,9 @@ class StageWriter:
             return text
         # Triton drops the sign of a zero that it fills with.
         sign, text = ("-", "0.0") if text == "-0.0" else ("", text)
+        if dtype.is_low_precision:
+            full = f"({sign}tl.full([], {text}, tl.float32)).to({triton_type(dtype)})"
+            return self._hoist(scalar, full)
         return self._hoist(scalar, f"{sign}tl.full([], {text}, {triton_type(dtype)})")
 
     def _hoist(self, scalar: Scalar, text: str) -> str:
