@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim, contiguous_strides, is_equal, is_static, product, simplify
+from lynx.ir.ops.convolution import Convolution
 from lynx.ir.ops.elementwise_arithmetic import Copy
 from lynx.ir.ops.fusion import Fused
 from lynx.ir.ops.layout import (
@@ -223,10 +224,14 @@ def chosen_strides(op: Op, type_: TensorType, known: Known, wanted: Strides | No
     """Return the layout in which an op shall write a result.
 
     An elementwise op writes what the caller wants, if it is dense, or else the order of dimensions
-    of the first operand of the full shape; a copy what its memory format says. All others write
-    row-major: kernels of torch with an
-    `out` form exist that ignore its strides (`log_softmax` on CPU).
+    of the first operand of the full shape; a copy what its memory format says. A convolution
+    writes channels last if its input or its weight is, as torch does. All others write row-major:
+    kernels of torch with an `out` form exist that ignore its strides (`log_softmax` on CPU).
     """
+    if isinstance(op, Convolution) and any(
+        is_channels_last(value.shape, known(value)) for value in (op.x, op.weight)
+    ):
+        return channels_last_strides(type_.shape)
     if not op.is_elementwise:
         return contiguous_strides(type_.shape)
     if isinstance(op, Copy) and op.memory_format != "preserve_format":
@@ -275,9 +280,22 @@ def _format_strides(shape: tuple[Dim, ...], memory_format: str) -> Strides:
     """Return the strides of a memory format: row-major, or with the channels innermost."""
     if not memory_format.startswith("channels_last"):
         return contiguous_strides(shape)
+    return channels_last_strides(shape)
+
+
+def channels_last_strides(shape: tuple[Dim, ...]) -> Strides:
+    """Return the strides of images with the channels, dimension 1, innermost."""
     batch, channels, *space = shape
     inner_last = contiguous_strides((batch, *space, channels))
     return (inner_last[0], inner_last[-1], *inner_last[1:-1])
+
+
+def is_channels_last(shape: tuple[Dim, ...], strides: Strides | None) -> bool:
+    """Whether images surely have their channels innermost, and are not row-major as well."""
+    if strides is None or len(shape) not in (4, 5):
+        return False
+    is_last = same_strides(shape, strides, channels_last_strides(shape))
+    return is_last and not same_strides(shape, strides, contiguous_strides(shape))
 
 
 def _full_strides(operand: Value, type_: TensorType, known: Known) -> Strides | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,3 +17,43 @@ def has_cpu_kernel(function: Any) -> bool:
     schema = function._schema
     name = f"{schema.name}.{schema.overload_name}"
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"))
+
+
+def convolve_into(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> bool:
+    """Convolve into given memory by oneDNN, as `aten.convolution` does, but for the allocation.
+
+    Returns False, with `out` as it was, where oneDNN has no such convolution. The operator adds to
+    its output, hence the zeros; they are in the cache when it reads them.
+    """
+    if not _has_inplace_convolution(x, out):
+        return False
+    if x.dim() == 3:
+        # As torch does, a line is an image of one row.
+        x, weight, out = x.unsqueeze(2), weight.unsqueeze(2), out.unsqueeze(2)
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+    torch.ops.mkldnn._convolution_pointwise_.binary(
+        out.zero_(), x, weight, bias, padding, stride, dilation, groups,
+        "add", 1.0, None, [], None,
+    )  # fmt: skip
+    return True
+
+
+def _has_inplace_convolution(x: torch.Tensor, out: torch.Tensor) -> bool:
+    return (
+        x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and x.numel() > 0
+        and out.numel() > 0
+        and torch.backends.mkldnn.enabled
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_convolution_pointwise_")
+    )
