@@ -14,6 +14,7 @@ from .base import (
 )
 from .decompose import COMPOSITE, NO_COMPOSITE_OPS
 from .expand_products import ExpandProducts
+from .fuse import Fuse
 from .modules import count_ops, print_module, verify_module
 from .observers import Diff, Dump, Observer, Reproducer, Timer, Timing
 from .pipeline import NAMED_PIPELINES, Pipeline, check_requirements, parse_pipeline
@@ -38,6 +39,7 @@ __all__ = [
     "Diff",
     "Dump",
     "ExpandProducts",
+    "Fuse",
     "NoMatch",
     "Observer",
     "Pass",

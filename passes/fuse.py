@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lynx.ir.core import Graph, Op, Value
-from lynx.ir.dims import contiguous_strides, free_symbols
+from lynx.ir.dims import Dim, contiguous_strides, free_symbols
 from lynx.ir.ops.aten import Aten
 from lynx.ir.ops.layout import Reshape
 from lynx.ir.types import TensorType
@@ -74,6 +74,8 @@ class _Fusion:
                 return "is spread over a mesh"
             if value.type.device.split(":")[0] != self.context.target.device:
                 return f"runs on {value.type.device}"
+            if any(isinstance(size, int) and size == 0 for size in value.type.shape):
+                return "has no elements"
             if not self.bound.issuperset(free_symbols(value.type.shape)):
                 return "has a size that no input tells"
         return ""

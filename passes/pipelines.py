@@ -6,12 +6,15 @@ from .canonicalize import Canonicalize
 from .cse import MergeCommonSubexpressions
 from .dce import RemoveDeadCode
 from .decompose import Decompose
+from .expand_products import ExpandProducts
 from .fold_constants import FoldConstants
+from .fuse import Fuse
 from .lower import Lower
 from .offsets import DEFAULT_BUDGET
 from .pipeline import NAMED_PIPELINES, Pipeline
 from .plan_memory import PlanMemory
 from .reinplace import Reinplace
+from .widen_products import WidenProducts
 
 DEFAULT = Pipeline(
     (
@@ -23,8 +26,14 @@ DEFAULT = Pipeline(
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
-        # Last on the graph: whole ops are what rules and people read best.
+        # Late on the graph: whole ops are what rules and people read best.
         Decompose(),
+        ExpandProducts(),
+        WidenProducts(),
+        Canonicalize(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+        Fuse(),
         Lower(),
         Reinplace(),
         PlanMemory(),
@@ -42,6 +51,12 @@ REDUCE_OVERHEAD = Pipeline(
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
         Decompose(),
+        ExpandProducts(),
+        WidenProducts(),
+        Canonicalize(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+        Fuse(),
         Lower(),
         Reinplace(),
         PlanMemory(),
@@ -59,6 +74,12 @@ MAX_AUTOTUNE = Pipeline(
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
         Decompose(),
+        ExpandProducts(),
+        WidenProducts(),
+        Canonicalize(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+        Fuse(),
         Lower(),
         Reinplace(),
         PlanMemory(budget=10 * DEFAULT_BUDGET),

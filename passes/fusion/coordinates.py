@@ -84,6 +84,8 @@ class Splitter:
         """Return high and low part."""
         if isinstance(inner, int) and inner == 1:
             return coordinate, ZERO
+        if isinstance(inner, int) and inner == 0:
+            return ZERO, ZERO  # there is no element at all
         exact = self._by_strides(coordinate, inner) or self._by_term(coordinate, inner)
         if exact is not None:
             return exact

@@ -157,15 +157,47 @@ class Rewriter:
         return needed
 
     def _cheap_members(self, users: dict[Value, list[Op | None]]) -> frozenset[Op]:
-        """Return the ops that each consumer computes for itself, since that moves fewer bytes."""
+        """Return the ops that each kernel computes for itself, since that moves fewer bytes.
+
+        They are few and simple steps from values that no kernel of theirs computes, which take no
+        more bytes than the result; and nothing but kernels needs them.
+        """
+        chains: dict[Op, tuple[int, dict[Value, None]]] = {}
         cheap: list[Op] = []
         for group, ops in self.members.items():
-            if not is_cheap(ops):
-                continue
-            uses = (use for op in ops for use in _uses_outside(op, users, self.clusters, group))
-            if all(user is not None and self.clusters.group_of(user) for _, user in uses):
-                cheap += ops
+            for op in ops:
+                chain = self._chain(op, group, chains)
+                if chain is None:
+                    continue
+                chains[op] = chain
+                uses = _uses_outside(op, users, self.clusters, group)
+                if all(user is not None and self.clusters.group_of(user) for _, user in uses):
+                    cheap.append(op)
         return frozenset(cheap)
+
+    def _chain(
+        self, op: Op, group: Group, chains: dict[Op, tuple[int, dict[Value, None]]]
+    ) -> tuple[int, dict[Value, None]] | None:
+        """Return how many simple ops lead to a result, and what they read; None if too much."""
+        if op.name not in _SIMPLE:
+            return None
+        count = 1
+        read: dict[Value, None] = {}
+        for operand in op.operands:
+            base = operand
+            while base.op is not None and self.clusters.is_still(base.op):
+                base = base.op.operands[0]
+            if base.op is None or self.clusters.group_of(base.op) is not group:
+                read[operand] = None
+            elif base.op in chains:
+                count += chains[base.op][0]
+                read.update(chains[base.op][1])
+            else:
+                return None
+        size = _bytes(op.results[0])
+        if count > MAX_CHEAP or sum(map(_bytes, read)) > SLACK * size:
+            return None
+        return count, read
 
     def _inline_producers(self, users: dict[Value, list[Op | None]]) -> None:
         """Move elementwise groups into the one group that reads them, at other places perhaps."""
@@ -200,19 +232,6 @@ class Rewriter:
         if not (isinstance(repeats, int) and isinstance(own, int) and isinstance(size, int)):
             return None
         return target if repeats <= MAX_REPEAT * own and 4 * own >= size else None
-
-
-def is_cheap(ops: list[Op]) -> bool:
-    """Whether to compute ops again costs less than to write their result and read it back.
-
-    They are few and simple, and what they read takes no more bytes than what they give.
-    """
-    if len(ops) > MAX_CHEAP or not all(op.name in _SIMPLE for op in ops):
-        return False
-    own = {result for op in ops for result in op.results}
-    given = dict.fromkeys(v for op in ops for v in op.operands if v not in own)
-    read = sum(_bytes(value) for value in given)
-    return read <= SLACK * _bytes(ops[-1].results[0])
 
 
 def _bytes(value: Value) -> int:
