@@ -26,6 +26,7 @@ from lynx.ir.ops.elementwise_compare import (
     IsNan,
     Less,
     LessEqual,
+    LogicalAnd,
     NotEqual,
 )
 from lynx.ir.ops.elementwise_math import (
@@ -96,6 +97,9 @@ class Number:
 
     def __le__(self, other: Term) -> Number:
         return _of(LessEqual(self.value, _operand(other)))
+
+    def __and__(self, other: Number) -> Number:
+        return _of(LogicalAnd(self.value, other.value))
 
     @property
     def dtype(self) -> DType:

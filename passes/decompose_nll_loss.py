@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from lynx.ir.core import Value
+from lynx.ir.ops.elementwise_arithmetic import Where
+from lynx.ir.ops.elementwise_compare import Equal
+from lynx.ir.ops.factory import Iota
 from lynx.ir.ops.indexing import Embedding, Gather
+from lynx.ir.ops.layout import Reshape
 from lynx.ir.ops.loss import NllLoss, NllLossBackward
 from lynx.ir.types import DType
 
@@ -33,7 +37,7 @@ def _weights(weight: Value, classes: Number) -> Number:
     """Return the weight of the class of each target."""
     table = Number(weight).reshaped((*weight.shape, 1))
     looked_up = Number(Embedding(table.value, classes.value).out)
-    return Number(looked_up.squeezed((len(classes.value.shape),)).value)
+    return looked_up.squeezed((len(classes.value.shape),))
 
 
 @rule
@@ -103,6 +107,35 @@ def _is_target(op: NllLossBackward, axis: int, dtype: DType) -> Number:
     counted = Number(choose(target.differs(op.ignore), target, -1).to(dtype))
     classes = _along(positions(op.x.shape[axis], op.x, dtype), op.x, axis)
     return classes.equals(counted.unsqueezed(axis))
+
+
+def one_hot_sum(value: Value, dim: int) -> Number | None:
+    """Return the sum along a dimension of what `expand_nll_loss_backward` makes, without adding.
+
+    The dimension stays with size 1. None if the value is something else.
+    """
+    choice = value.defined_by(Where)
+    if choice is None or choice.y != 0 or not isinstance(choice.x, Value):
+        return None
+    match = choice.condition.defined_by(Equal)
+    if match is None or not (isinstance(match.x, Value) and isinstance(match.y, Value)):
+        return None
+    classes, target = match.x, match.y
+    counter = classes.defined_by(Reshape)
+    iota = (classes if counter is None else counter.x).defined_by(Iota)
+    rank, size = len(value.shape), value.shape[dim]
+    if iota is None or (iota.start, iota.step, iota.length) != (0, 1, size):
+        return None
+    along_dim = len(classes.shape) == rank - dim and classes.shape[0] == size
+    if not along_dim or len(target.shape) != rank or target.shape[dim] != 1:
+        return None
+    gradient = Number(choice.x)
+    if gradient.value.shape and (
+        len(gradient.value.shape) != rank or gradient.value.shape[dim] != 1
+    ):
+        return None
+    counts = (Number(target) >= 0) & (Number(target) < size)
+    return choose(counts, gradient, 0.0)
 
 
 NLL_LOSS_RULES: tuple[Rule, ...] = (expand_nll_loss, expand_nll_loss_backward)

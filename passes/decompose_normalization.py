@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lynx.ir.core import Value
-from lynx.ir.dims import Dim, floor_div, product
+from lynx.ir.dims import Dim, floor_div
 from lynx.ir.ops.layout import Reshape
 from lynx.ir.ops.normalization import (
     GroupNorm,
@@ -15,7 +15,7 @@ from lynx.ir.ops.normalization import (
 )
 from lynx.ir.types import DType
 
-from .decompose_build import Number, mean, rsqrt, square, total, wide
+from .decompose_build import Number, mean, refuse_empty, rsqrt, square, total, wide
 from .rewrite import NoMatch, Rule, rule
 
 _EPSILON = {DType.F32: 2.0**-23, DType.F64: 2.0**-52}
@@ -50,8 +50,8 @@ def expand_layer_norm(op: LayerNorm) -> tuple[Value, ...] | NoMatch:
 
     layer_norm(x, w, b)  ==>  (x - mean(x)) * rsqrt(var(x) + eps) * w + b
     """
-    if 0 in op.x.shape:
-        return NoMatch("nothing has no mean")
+    if (refusal := refuse_empty(op.x)) is not None:
+        return refusal
     result, average, scale = _standardized(wide(op.x), _inner(op.x, op.axis), op.eps)
     values = (_affine(result, op.weight, op.bias), average, scale)
     return tuple(_as(value, like) for value, like in zip(values, op.results, strict=True))
@@ -68,8 +68,8 @@ def expand_layer_norm_backward(op: LayerNormBackward) -> tuple[Value | None, ...
 
     layer_norm_backward(g, x, ..)  ==>  (g w - mean(g w) - n mean(g w n)) * rstd, sum(g n), sum(g)
     """
-    if 0 in op.x.shape:
-        return NoMatch("nothing has no mean")
+    if (refusal := refuse_empty(op.x)) is not None:
+        return refusal
     grad, scale = wide(op.grad), wide(op.rstd)
     normal = (wide(op.x) - wide(op.mean)) * scale
     rows = tuple(range(op.axis))
@@ -94,8 +94,8 @@ def expand_rms_norm(op: RmsNorm) -> tuple[Value, ...] | NoMatch:
 
     rms_norm(x, w)  ==>  x * rsqrt(mean(x * x) + eps) * w
     """
-    if 0 in op.x.shape:
-        return NoMatch("nothing has no mean")
+    if (refusal := refuse_empty(op.x)) is not None:
+        return refusal
     x = wide(op.x)
     eps = _EPSILON.get(x.dtype) if op.eps is None else op.eps
     if eps is None:
@@ -111,8 +111,8 @@ def expand_rms_norm_backward(op: RmsNormBackward) -> tuple[Value | None, ...] | 
 
     rms_norm_backward(g, x, r, w)  ==>  (g w - n mean(g w n)) * r, sum(g n)
     """
-    if 0 in op.x.shape:
-        return NoMatch("nothing has no mean")
+    if (refusal := refuse_empty(op.x)) is not None:
+        return refusal
     grad, scale = wide(op.grad), wide(op.rstd)
     normal = wide(op.x) * scale
     weighted = _affine(grad, op.weight, None)
@@ -122,22 +122,33 @@ def expand_rms_norm_backward(op: RmsNormBackward) -> tuple[Value | None, ...] | 
     return _wanted(values, op.results, op.mask)
 
 
-def _grouped(value: Number, like: Value, groups: Dim) -> Number:
-    """Return `n c s..` as `n g m`."""
-    batch, channels, *space = like.shape
-    size = product((floor_div(channels, groups), *space))
-    return Number(Reshape(value.value, (batch, groups, size)).out)
+class _Groups:
+    """Shapes in which the channels of `n c s..` are split into groups: `n g m s..`.
 
+    Only the channels are reshaped, so that any layout of the input is read by strides.
+    """
 
-def _per_channel(vector: Value | None, like: Value) -> Value | None:
-    """Return one value a channel in a shape that is broadcast against `n c s..`."""
-    if vector is None:
-        return None
-    return Reshape(vector, (like.shape[1], *(1,) * (len(like.shape) - 2))).out
+    def __init__(self, x: Value, groups: Dim) -> None:
+        batch, channels, *space = x.shape
+        members = floor_div(channels, groups)
+        self.x = x
+        self.shape = (batch, groups, members, *space)
+        self.vector_shape = (groups, members, *(1,) * len(space))
+        self.statistics_shape = (batch, groups, *(1,) * (1 + len(space)))
+        self.inner = tuple(range(2, len(self.shape)))
+        self.rows = (0, *range(3, len(self.shape)))
 
+    def split(self, value: Value) -> Number:
+        """Return a value of the shape of `x`, in groups."""
+        return wide(value).reshaped(self.shape)
 
-def _shaped(value: Number, like: Value) -> Number:
-    return Number(Reshape(value.value, like.shape).out)
+    def vector(self, value: Value | None) -> Value | None:
+        """Return one value a channel."""
+        return None if value is None else Reshape(value, self.vector_shape).out
+
+    def statistics(self, value: Value) -> Number:
+        """Return one value a sample and group."""
+        return wide(value).reshaped(self.statistics_shape)
 
 
 @rule
@@ -146,15 +157,13 @@ def expand_group_norm(op: GroupNorm) -> tuple[Value, ...] | NoMatch:
 
     group_norm(x, w, b)  ==>  standardized(reshape(x)) * w + b
     """
-    if 0 in op.x.shape:
-        return NoMatch("nothing has no mean")
-    grouped = _grouped(wide(op.x), op.x, op.groups)
-    normal, average, scale = _standardized(grouped, (2,), op.eps)
-    weight, bias = _per_channel(op.weight, op.x), _per_channel(op.bias, op.x)
-    result = _affine(_shaped(normal, op.x), weight, bias)
-    statistics = (_shaped(value, op.results[1]) for value in (average, scale))
-    values = (result, *statistics)
-    return tuple(_as(value, like) for value, like in zip(values, op.results, strict=True))
+    if (refusal := refuse_empty(op.x)) is not None:
+        return refusal
+    groups = _Groups(op.x, op.groups)
+    normal, average, scale = _standardized(groups.split(op.x), groups.inner, op.eps)
+    result = _affine(normal, groups.vector(op.weight), groups.vector(op.bias))
+    values = zip((result, average, scale), op.results, strict=True)
+    return tuple(_as(value.reshaped(like.shape), like) for value, like in values)
 
 
 @rule
@@ -163,18 +172,17 @@ def expand_group_norm_backward(op: GroupNormBackward) -> tuple[Value | None, ...
 
     group_norm_backward(g, x, ..)  ==>  (g w - mean(g w) - n mean(g w n)) * rstd, sum(g n), sum(g)
     """
-    if 0 in op.x.shape:
-        return NoMatch("nothing has no mean")
-    grad = wide(op.grad)
-    average, scale = (Number(Reshape(wide(v).value, (*v.shape, 1)).out) for v in (op.mean, op.rstd))
-    normal = (_grouped(wide(op.x), op.x, op.groups) - average) * scale
-    weighted = _affine(grad, _per_channel(op.weight, op.x), None)
-    of_x = _gradient(_grouped(weighted, op.x, op.groups), normal, scale, (2,))
-    others = tuple(dim for dim in range(len(op.x.shape)) if dim != 1)
+    if (refusal := refuse_empty(op.x)) is not None:
+        return refusal
+    groups = _Groups(op.x, op.groups)
+    grad, scale = groups.split(op.grad), groups.statistics(op.rstd)
+    normal = (groups.split(op.x) - groups.statistics(op.mean)) * scale
+    weighted = _affine(grad, groups.vector(op.weight), None)
+    channels = (op.x.shape[1],)
     values = (
-        _shaped(of_x, op.x),
-        total(grad * _shaped(normal, op.x), others, keepdim=False),
-        total(grad, others, keepdim=False),
+        _gradient(weighted, normal, scale, groups.inner).reshaped(op.x.shape),
+        total(grad * normal, groups.rows, keepdim=False).reshaped(channels),
+        total(grad, groups.rows, keepdim=False).reshaped(channels),
     )
     return _wanted(values, op.results, op.mask)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 from lynx.ir.core import Value
-from lynx.ir.ops.elementwise_compare import Equal
 from lynx.ir.ops.layout import Squeeze, Unsqueeze
-from lynx.ir.ops.reduction import AllNonzero
 from lynx.ir.ops.softmax import (
     LogSoftmax,
     LogSoftmaxBackward,
@@ -16,14 +14,16 @@ from lynx.ir.ops.softmax import (
     SoftmaxBackward,
 )
 
-from .decompose_build import Number, amax, choose, exp, log, total, wide
+from .decompose_build import Number, amax, choose, exp, log, refuse_empty, total, wide
+from .decompose_nll_loss import one_hot_sum
 from .rewrite import NoMatch, Rule, rule
 
 
-def _refusal(value: Value) -> NoMatch | None:
-    if 0 in value.shape:
-        return NoMatch("nothing has no largest element")
-    return None
+def _shares(x: Number, dim: int) -> tuple[Number, Number]:
+    """Return the powers divided by their sum, and the largest elements."""
+    largest = amax(x, (dim,))
+    power = exp(x - largest)
+    return power / total(power, (dim,)), largest
 
 
 @rule
@@ -32,27 +32,26 @@ def expand_softmax(op: Softmax) -> Value | NoMatch:
 
     softmax(x)  ==>  e / sum(e), e = exp(x - amax(x))
     """
-    if (refusal := _refusal(op.x)) is not None:
+    if (refusal := refuse_empty(op.x)) is not None:
         return refusal
     if not op.x.shape:
         return Squeeze(Softmax(Unsqueeze(op.x, 0).out, 0).out, (0,)).out
-    x = wide(op.x)
-    power = exp(x - amax(x, (op.dim,)))
-    return (power / total(power, (op.dim,))).to(op.out.tensor_type.dtype)
+    shares, _ = _shares(wide(op.x), op.dim)
+    return shares.to(op.out.tensor_type.dtype)
 
 
 @rule
 def expand_safe_softmax(op: SafeSoftmax) -> Value | NoMatch:
     """Put zeros where all elements are negative infinity.
 
-    safe_softmax(x)  ==>  where(all(x == -inf), 0, softmax(x))
+    safe_softmax(x)  ==>  where(amax(x) == -inf, 0, softmax(x))
     """
-    if (refusal := _refusal(op.x)) is not None:
+    if (refusal := refuse_empty(op.x)) is not None:
         return refusal
-    masked = Equal(op.x, -math.inf).out
-    if op.x.shape:
-        masked = AllNonzero(masked, (op.dim,), keepdim=True).out
-    return choose(Number(masked), 0.0, Number(Softmax(op.x, op.dim).out)).value
+    if not op.x.shape:
+        return Squeeze(SafeSoftmax(Unsqueeze(op.x, 0).out, 0).out, (0,)).out
+    shares, largest = _shares(wide(op.x), op.dim)
+    return choose(largest.equals(-math.inf), 0.0, shares).to(op.out.tensor_type.dtype)
 
 
 @rule
@@ -61,7 +60,7 @@ def expand_log_softmax(op: LogSoftmax) -> Value | NoMatch:
 
     log_softmax(x)  ==>  d - log(sum(exp(d))), d = x - amax(x)
     """
-    if (refusal := _refusal(op.x)) is not None:
+    if (refusal := refuse_empty(op.x)) is not None:
         return refusal
     if not op.x.shape:
         return Squeeze(LogSoftmax(Unsqueeze(op.x, 0).out, 0).out, (0,)).out
@@ -83,13 +82,15 @@ def expand_softmax_backward(op: SoftmaxBackward) -> Value:
 
 @rule
 def expand_log_softmax_backward(op: LogSoftmaxBackward) -> Value:
-    """Subtract the sum of gradients, weighted by the softmax.
+    """Subtract the sum of gradients, weighted by the softmax; of one class it is the gradient.
 
     log_softmax_backward(g, y)  ==>  g - exp(y) * sum(g)
     """
     grad, result = wide(op.grad), wide(op.result)
     dims = (op.dim,) if op.grad.shape else ()
-    return (grad - exp(result) * total(grad, dims)).to(op.out.tensor_type.dtype)
+    sums = one_hot_sum(op.grad, op.dim)
+    sums = total(grad, dims) if sums is None else wide(sums.value)
+    return (grad - exp(result) * sums).to(op.out.tensor_type.dtype)
 
 
 SOFTMAX_RULES: tuple[Rule, ...] = (
