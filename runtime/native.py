@@ -22,20 +22,22 @@ from .segments import NativeSteps, PlacedSegment, form_segments
 class NativeProgram:
     """The segments of a program with the functions that run them.
 
-    `last` maps the index of the last step of each segment to the segment's, `steps` are the indices
-    of all native steps. `needed` are the values that must exist as tensors; `places` tells where
-    the others lie. `remarks` says what was refused, and `failures` what did not build.
+    `steps` are the indices of all steps that are no call of torch, among them the `empty` ones that
+    have nothing to do; `last` maps the index of the last step of each segment to the segment's.
+    `needed` are the values that must exist as tensors; `places` tells where the others lie.
+    `remarks` says what was refused, and `failures` what did not build.
     """
 
     program: Program
     places: Places
+    empty: set[int] = field(default_factory=set)
     segments: tuple[PlacedSegment, ...] = ()
     functions: tuple[NativeFunction, ...] = ()
     remarks: list[Remark] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.steps = {index for placed in self.segments for index in placed.steps}
+        self.steps = self.empty.union(*(placed.steps for placed in self.segments))
         self.last = {placed.steps[-1]: n for n, placed in enumerate(self.segments)}
         self.needed = _needed(self)
 
@@ -82,8 +84,8 @@ def compile_native(
                 message = f"did not build, runs through torch: {error.message}"
                 remarks.append(Remark("kernel", message, op.loc))
             continue
-        return NativeProgram(program, places, segments, functions, remarks, failures)
-    return NativeProgram(program, places, (), (), remarks, failures)
+        return NativeProgram(program, places, steps.empty, segments, functions, remarks, failures)
+    return NativeProgram(program, places, steps.empty, remarks=remarks, failures=failures)
 
 
 def _needed(native: NativeProgram) -> set[Value]:

@@ -66,15 +66,22 @@ NativeStep: TypeAlias = KernelStep | ProductStep
 
 
 class NativeSteps:
-    """The steps of a program that can run natively, by index; `refused` says why others cannot."""
+    """The steps of a program that can run natively, by index; `refused` says why others cannot.
+
+    `empty` are steps whose results have no elements, so that nothing has to run.
+    """
 
     def __init__(self, program: Program, places: Places, *, products: bool = True) -> None:
         self.program = program
         self.places = places
         self.products = products
         self.found: dict[int, NativeStep] = {}
+        self.empty: set[int] = set()
         self.refused: list[Remark] = []
         for index, step in enumerate(program.steps):
+            if _is_empty(step):
+                self.empty.add(index)
+                continue
             native = self._native(step)
             if native is not None:
                 self.found[index] = native
@@ -127,9 +134,9 @@ class NativeSteps:
         except CompileError as error:
             self.refused.append(Remark("kernel", f"{error.message}: runs through torch", op.loc))
             return None
-        if any(not _reads_in_step(kernel, f"x{index}") for index in in_place.values()):
-            message = "reads what it writes at another place: runs through torch"
-            self.refused.append(Remark("kernel", message, op.loc))
+        reason = _why_unsafe(kernel, [f"x{index}" for index in in_place.values()])
+        if reason:
+            self.refused.append(Remark("kernel", f"{reason}: runs through torch", op.loc))
             return None
         named = {f"x{index}": value for index, value in enumerate(fused.inputs)}
         named |= {f"y{index}": value for index, value in enumerate(op.results)}
@@ -150,6 +157,26 @@ class NativeSteps:
 
 def _is_elsewhere(value: Value, place: Place | None) -> bool:
     return place is None and isinstance(value.type, TensorType)
+
+
+def _is_empty(step: Step) -> bool:
+    """Whether a step only writes tensors without elements."""
+    is_written = step.is_written and all(placement.is_written for placement in step.placements)
+    return (
+        is_written
+        and not step.op.is_random
+        and all(0 in result.shape for result in step.op.results)
+    )
+
+
+def _why_unsafe(kernel: Kernel, in_place: list[str]) -> str:
+    """Return why a kernel must not run, empty if it may; these buffers are written in place."""
+    if not all(_reads_in_step(kernel, name) for name in in_place):
+        return "reads what it writes at another place"
+    loads = [i for i in kernel.body if isinstance(i, Load) and i.buffer.extent == 0]
+    if any(all(kernel.sizes[axis] != 0 for axis in load.domain) for load in loads):
+        return "reads a tensor without elements"
+    return ""
 
 
 def _reads_in_step(kernel: Kernel, name: str) -> bool:
@@ -186,10 +213,10 @@ class PlacedSegment:
 def form_segments(steps: NativeSteps) -> tuple[PlacedSegment, ...]:
     """Return the longest runs of native steps that nothing of torch has to come between."""
     runs: list[list[int]] = [[]]
-    for index, step in enumerate(steps.program.steps):
+    for index in range(len(steps.program.steps)):
         if index in steps.found:
             runs[-1].append(index)
-        elif runs[-1] and not _is_transparent(step.op, steps.places):
+        elif runs[-1] and not _is_transparent(index, steps):
             runs.append([])
     slots = _Slots(steps.program, steps.places)
     return tuple(
@@ -198,9 +225,10 @@ def form_segments(steps: NativeSteps) -> tuple[PlacedSegment, ...]:
     )
 
 
-def _is_transparent(op: Op, places: Places) -> bool:
+def _is_transparent(index: int, steps: NativeSteps) -> bool:
     """Whether a step reads no memory, so that native steps after it may begin before it."""
-    return isinstance(op, Resource | Symbolic) or places.is_view(op)
+    op = steps.program.steps[index].op
+    return isinstance(op, Resource | Symbolic) or index in steps.empty or steps.places.is_view(op)
 
 
 _Key: TypeAlias = tuple[int, int | None] | Value
