@@ -24,6 +24,9 @@ MAX_FREE = 8
 RECENT = 4
 """So many of the last groups that read a value are offered another op that reads it."""
 
+WINDOW = 400
+"""So far apart may two ops of a group be: what lies between them must stay in memory."""
+
 MAX_VISITS = 2000
 """After so many steps a search for a cycle gives up and takes it that there is one."""
 
@@ -50,6 +53,7 @@ class Clusters:
         self.groups: list[Group] = []
         self.refusals: list[tuple[Op, str]] = []
         self._group_of: dict[Op, Group] = {}
+        self._first: dict[Group, int] = {}
         self._last: dict[Group, int] = {}
         self._readers: dict[Value, list[Group]] = {}
         for op in graph.ops:
@@ -104,15 +108,15 @@ class Clusters:
         for group in (*producers, *readers):
             group = _resolved(group)
             if home is None:
-                home = group if self._joins(op, group) else None
+                if self._joins(op, group):
+                    home = group
+                    self._enter(op, home)
             elif group is not home and group in producers:
                 self._absorb(home, group)
         if home is None:
             home = founded(len(self.groups), op)
             self.groups.append(home)
-            self._last[home] = -1
-        self._group_of[op] = home
-        self._last[home] = self.positions[op]
+            self._enter(op, home)
         for operand in dict.fromkeys(op.operands):
             readers_of = self._readers.setdefault(operand, [])
             if home not in readers_of:
@@ -145,6 +149,9 @@ class Clusters:
         if len(group.ops) >= self.max_ops:
             self.refusals.append((op, f"the group has {len(group.ops)} ops already"))
             return False
+        if self.positions[op] - self._first[group] > WINDOW:
+            self.refusals.append((op, "the group lies too far back"))
+            return False
         fit = Fit(group, op, self.chain_of)
         if fit.reason:
             self.refusals.append((op, fit.reason))
@@ -176,7 +183,8 @@ class Clusters:
             setattr(home, name, getattr(trial, name))
         home.ops.sort(key=self.positions.__getitem__)
         other.into = home
-        self._last[home] = max(self._last[home], self._last[other])
+        self._first[home] = min(self._first[home], self._first.pop(other))
+        del self._last[other]
 
     def _chains_through(self, home: Group, moved: set[Op]) -> ChainOf:
         """Return `chain_of` for a group to which some ops of another one belong already."""
@@ -205,7 +213,7 @@ class Clusters:
 
     def _reaches(self, value: Value, group: Group) -> bool:
         """Whether a value depends on a group."""
-        first = min(self.positions[op] for op in group.ops)
+        floor = self._floor(group)
         seen: set[Op | Group] = set()
         stack = [value]
         while stack:
@@ -217,13 +225,34 @@ class Clusters:
                 return True
             node: Op | Group = owner if owner is not None else op
             last = self.positions[op] if owner is None else self._last[owner]
-            if last < first or node in seen:
+            if last < floor or node in seen:
                 continue
             if len(seen) >= MAX_VISITS:
                 return True
             seen.add(node)
             stack += op.operands if owner is None else owner.reads
         return False
+
+    def _floor(self, group: Group) -> int:
+        """Return a position such that nothing before it can depend on the group.
+
+        An op depends on earlier positions only, but a group on all that its last op depends on; so
+        every group that reaches beyond the floor lowers it to its own first op.
+        """
+        floor = self._first[group]
+        for other in reversed(self._last):
+            if self._last[other] < floor:
+                break
+            floor = min(floor, self._first[other])
+        return floor
+
+    def _enter(self, op: Op, group: Group) -> None:
+        """Note the group of an op; groups stay sorted by their last op."""
+        position = self.positions[op]
+        self._group_of[op] = group
+        self._first.setdefault(group, position)
+        self._last.pop(group, None)
+        self._last[group] = position
 
 
 def _resolved(group: Group) -> Group:
