@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.fx
 
+from lynx.backends.c import compile_segments
 from lynx.backends.reference import call_of
 from lynx.compat import CONTROL_FLOW_ERRORS, boxed, outside_tracing
 from lynx.importer import import_graph
@@ -55,9 +56,15 @@ def _compile(
     observers = _observers(record, settings)
     program = pipeline.run(graph, context, observers, verify=settings.verify)
     record.program = program
-    record.remarks = context.remarks
+    record.remarks = [*record.remarks, *context.remarks]
     middle = time.perf_counter()
-    record.executable = build(program, call_of, resources=program.resources)
+    record.executable = build(
+        program,
+        call_of,
+        resources=program.resources,
+        native=compile_segments if context.target.generates_code else None,
+        products=context.target.has_products,
+    )
     record.seconds["build"] = time.perf_counter() - middle
     record.seconds["total"] = time.perf_counter() - start
     _report(record, settings, observers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lynx.backends.c import has_compiler
 from lynx.backends.reference import call_of, covered, run
 from lynx.ir.core import Graph, Op
 from lynx.passes import ConstantInfo, PassContext
@@ -32,7 +34,7 @@ def pass_context(graph: Graph) -> PassContext:
         can_write_into=lambda op: call_of(op).out is not None,
         may_alias=may_alias,
         supports=lambda kind: kind in supported,
-        target=this_machine(),
+        target=dataclasses.replace(this_machine(), generates_code=has_compiler()),
     )
 
 
