@@ -1,0 +1,217 @@
+"""One measurement in a process of its own: speed, compile time, memory. Used by the suite.
+
+    python -m benchmarks.measure '{"task": "speed", "workload": "tiny", "backends": ["lynx"]}'
+
+The last line of what it prints is the result in JSON.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.memory import HighWater, peak_of_tensors, resident
+from benchmarks.workloads import WORKLOADS, Inputs, Workload
+
+Result = dict[str, Any]
+SLICE_SECONDS = 0.05
+"""A contestant's turn takes about so long: steps that are shorter are repeated."""
+
+
+class Contestant:
+    """One way to run a workload, with a model of its own."""
+
+    def __init__(self, backend: str, workload: Workload, module: nn.Module, inputs: Inputs) -> None:
+        self.backend = backend
+        self.trains = workload.trains
+        self.module = module
+        self.inputs = inputs
+        compiled = module if backend == "eager" else torch.compile(module, backend=backend)
+        self.run: Callable[..., Tensor] = compiled
+
+    def step(self) -> Tensor:
+        """Run forward, and backward if it trains."""
+        if not self.trains:
+            with torch.no_grad():
+                return self.run(*self.inputs)
+        self.module.zero_grad(set_to_none=True)
+        result = self.run(*self.inputs)
+        result.backward()
+        return result
+
+    def results(self) -> dict[str, Tensor]:
+        """Run a step and return its result and all gradients by name."""
+        found = {"output": self.step().detach().clone()}
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None:
+                found[name] = parameter.grad.clone()
+        return found
+
+    def turn(self, repeats: int) -> float:
+        """Return the seconds of one step, as the mean of a few."""
+        start = time.perf_counter()
+        for _ in range(repeats):
+            self.step()
+        return (time.perf_counter() - start) / repeats
+
+
+def exact(workload: Workload, is_quick: bool) -> dict[str, Tensor]:
+    """Return what a step gives in double precision."""
+    module, inputs = workload.build(is_quick)
+    buffers = list(getattr(getattr(module, "cache", None), "layers", ()))
+    for layer in buffers:  # caches of keys and values are no part of the module
+        layer.keys, layer.values = layer.keys.double(), layer.values.double()
+    wide = tuple(x.double() if x.is_floating_point() else x for x in inputs)
+    return Contestant("eager", workload, module.double(), wide).results()
+
+
+def errors(
+    given: dict[str, Tensor], eager: dict[str, Tensor], reference: dict[str, Tensor]
+) -> Result:
+    """Compare with double precision and with eager.
+
+    `error` is the largest difference relative to the largest number of its tensor, `times_eager`
+    the largest ratio of that and eager's own error plus one unit in the last place.
+    """
+    worst = ratio = 0.0
+    missing = sorted(set(eager) ^ set(given))
+    for name, right in reference.items():
+        if name not in given or name not in eager:
+            continue
+        scale = right.abs().max().item() or 1.0
+        ours, theirs = (
+            ((x[name].double() - right).abs().max() / scale).item() for x in (given, eager)
+        )
+        worst = max(worst, ours)
+        ratio = max(ratio, ours / (theirs + torch.finfo(eager[name].dtype).eps))
+    return {"error": worst, "times_eager": ratio, "missing": missing}
+
+
+def speed(options: Result, workload: Workload) -> Result:
+    """Time all backends in turn, round by round, after a check of what they compute."""
+    is_quick = options.get("quick", False)
+    names = ["eager", *(name for name in options["backends"] if name != "eager")]
+    contestants = [Contestant(name, workload, *workload.build(is_quick)) for name in names]
+    reference = exact(workload, is_quick)
+    given = {c.backend: c.results() for c in contestants}
+    checks = {c.backend: errors(given[c.backend], given["eager"], reference) for c in contestants}
+    del given, reference
+    repeats = {}
+    for contestant in contestants:
+        contestant.turn(2)
+        seconds = min(contestant.turn(1) for _ in range(2))
+        repeats[contestant.backend] = max(1, min(200, round(SLICE_SECONDS / seconds)))
+    rounds = _rounds(contestants, repeats, options["rounds"])
+    return {"checks": checks, "seconds": rounds, "repeats": repeats}
+
+
+def _rounds(
+    contestants: Sequence[Contestant], repeats: dict[str, int], rounds: int
+) -> dict[str, list[float]]:
+    """Return the seconds of a step of each contestant in each round; the order rotates."""
+    seconds: dict[str, list[float]] = {c.backend: [] for c in contestants}
+    gc.collect()
+    gc.disable()
+    for index in range(rounds):
+        first = index % len(contestants)
+        order = [*contestants[first:], *contestants[:first]]
+        for contestant in order if index % 2 else order[::-1]:
+            seconds[contestant.backend].append(contestant.turn(repeats[contestant.backend]))
+        show(f"{contestants[0].backend} and others, round {index + 1} of {rounds}")
+        gc.collect()
+    gc.enable()
+    return seconds
+
+
+def start(options: Result, workload: Workload) -> Result:
+    """Time the first step of a process, with whatever caches there are, and the next ones."""
+    contestant = Contestant(options["backend"], workload, *workload.build(options.get("quick", 0)))
+    begin = time.perf_counter()
+    contestant.step()
+    first = time.perf_counter() - begin
+    second = contestant.turn(1)
+    steady = min(contestant.turn(1) for _ in range(3))
+    return {"first": first, "second": second, "steady": steady}
+
+
+def memory(options: Result, workload: Workload) -> Result:
+    """Measure the memory of a process beyond what it takes with all libraries, in bytes.
+
+    `process` is the peak from there on with model and compiling, `steps` the peak of later steps
+    over the same base, `tensors` that of what torch's allocator handed out after the model was
+    made.
+    """
+    backend, is_quick = options["backend"], options.get("quick", False)
+    _import_everything(backend)
+    base = resident()
+    whole = HighWater()
+    contestant = Contestant(backend, workload, *workload.build(is_quick))
+    model = resident() - base
+    contestant.step()
+    contestant.step()
+    gc.collect()
+    process = whole.peak()
+    later = HighWater()
+    for _ in range(3):
+        contestant.step()
+    steps = later.peak()
+    contestant.module.zero_grad(set_to_none=True)
+    tensors = peak_of_tensors(contestant.step)
+    return {
+        "process": process - base,
+        "steps": steps - base,
+        "model": model,
+        "tensors": tensors,
+    }
+
+
+def _import_everything(backend: str) -> None:
+    """Compile and run something small, so that what is loaded for it counts as a library."""
+    layer = nn.Linear(4, 4)
+    function = layer if backend == "eager" else torch.compile(layer, backend=backend)
+    function(torch.randn(2, 4)).sum().backward()
+    torch._dynamo.reset()
+    gc.collect()
+
+
+TASKS: dict[str, Callable[[Result, Workload], Result]] = {
+    "speed": speed,
+    "start": start,
+    "memory": memory,
+}
+
+
+def show(text: str) -> None:
+    """Show a line on a terminal in place of the one before."""
+    if sys.stderr.isatty():
+        print(f"\r  {text}\033[K", end="", file=sys.stderr, flush=True)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile."""
+    if len(values) < 2:
+        return (values[0],) * 3
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the task that the argument describes and print its result."""
+    options = json.loads(arguments[0])
+    torch.set_num_threads(options.get("threads", 2))
+    torch.manual_seed(0)
+    result = TASKS[options["task"]](copy.deepcopy(options), WORKLOADS[options["workload"]])
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
