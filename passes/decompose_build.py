@@ -148,7 +148,7 @@ def wide(value: Value) -> Number:
     return _of(Cast(value, DType.F32)) if dtype.is_low_precision else Number(value)
 
 
-def constant(value: float, like: Value, shape: tuple[Dim, ...] = ()) -> Number:
+def constant(value: complex, like: Value, shape: tuple[Dim, ...] = ()) -> Number:
     """Return a tensor of one number, with the element type and on the device of another."""
     type_ = like.tensor_type
     return _of(Full(value, shape, type_.dtype, type_.device))

@@ -81,6 +81,17 @@ class Draw:
         tensor = torch.rand(shape, generator=generator, dtype=torch.float64)
         return self.enter(tensor.to(torch_dtype(self.dtype)), self.dtype)
 
+    def statistics(self, x: Value, split: tuple[int, ...], dims: tuple[int, ...]) -> list[Value]:
+        """Return the means and inverse deviations of a value of this shape over dimensions."""
+        tensor = self.inputs[x].double().nan_to_num(0.0, 1.0, -1.0).reshape(split)
+        variance, mean = torch.var_mean(tensor, dims, correction=0, keepdim=True)
+        dtype = torch_dtype(self.dtype)
+        return [self.enter(t.to(dtype), self.dtype) for t in (mean, (variance + 1e-5).rsqrt())]
+
+    def reshaped(self, value: Value, shape: tuple[int, ...]) -> Value:
+        """Return a value of another shape."""
+        return self.enter(self.inputs[value].reshape(shape), self.dtype)
+
     def enter(self, tensor: torch.Tensor, dtype: DType) -> Value:
         """Return a value for a tensor."""
         value = Value(TensorType(dtype, tuple(tensor.shape)))
@@ -298,11 +309,10 @@ def _batch_norm_backward(draw: Draw) -> Op:
         draw.value(channels, special=False),
         draw.value(channels, positive=True, special=False),
     )
-    saved = (
-        (draw.value(channels, special=False), draw.value(channels, positive=True, special=False))
-        if training
-        else (None,) * 2
-    )
+    saved: tuple[Value | None, ...] = (None, None)
+    if training:
+        others = (0, *range(2, len(shape)))
+        saved = tuple(draw.reshaped(v, channels) for v in draw.statistics(x, shape, others))
     return BatchNormBackward(grad, x, weight, *running, *saved, 1e-5, training, mask)
 
 
@@ -316,14 +326,13 @@ def _layer_norm(draw: Draw) -> Op:
 def _layer_norm_backward(draw: Draw) -> Op:
     shape = (*draw.shape(0, 2), draw.choice(2, 5, 17))
     axis = draw.random.randrange(len(shape))
-    saved = (*shape[:axis], *(1,) * (len(shape) - axis))
     weight, bias = draw.maybe(lambda: draw.value(shape[axis:], special=False)), None
     mask = (True, False, False)
     if weight is not None:
         bias = draw.value(shape[axis:], special=False)
         mask = draw.choice((True, True, True), (True, True, False), (False, True, True))
-    grad, x, mean = draw.value(shape), draw.value(shape), draw.value(saved, special=False)
-    rstd = draw.value(saved, positive=True, special=False)
+    grad, x = draw.value(shape), draw.value(shape)
+    mean, rstd = draw.statistics(x, shape, tuple(range(axis, len(shape))))
     return LayerNormBackward(grad, x, mean, rstd, weight, bias, axis, mask)
 
 
@@ -357,12 +366,9 @@ def _group_norm_backward(draw: Draw) -> Op:
     shape = (draw.choice(1, 3), groups * draw.choice(1, 2), draw.choice(2, 5), *draw.shape(0, 1))
     weight = draw.maybe(lambda: draw.value(shape[1:2], special=False))
     mask = (True, weight is not None, weight is not None)
-    grad, x, mean = (
-        draw.value(shape),
-        draw.value(shape),
-        draw.value((shape[0], groups), special=False),
-    )
-    rstd = draw.value((shape[0], groups), positive=True, special=False)
+    grad, x = draw.value(shape), draw.value(shape)
+    split = (shape[0], groups, -1)
+    mean, rstd = (draw.reshaped(v, (shape[0], groups)) for v in draw.statistics(x, split, (2,)))
     return GroupNormBackward(grad, x, mean, rstd, weight, groups, mask)
 
 
