@@ -41,6 +41,7 @@ class Compiler:
             "-fno-trapping-math",
             "-ffp-contract=off",
             "-fvisibility=hidden",
+            "-fno-thread-jumps",
             "-w",
         )
 

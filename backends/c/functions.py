@@ -115,8 +115,8 @@ def _of_floats(function: str, dtype: DType, arguments: list[str], constant: floa
         return f"lynx_bits_{dtype}({arguments[0]}) >> {bits - 1} != 0"
     joined = ", ".join(arguments)
     if function in (OWN_F32 if dtype is DType.F32 else OWN_F64):
-        return f"lynx_{function}_{dtype}({joined})"
-    if function in ("sigmoid", "remainder", "floor_div"):
+        return f"lynx_{function}_{dtype}({joined}, one_{dtype})"
+    if function in ("remainder", "floor_div"):
         return f"lynx_{function}_{dtype}({joined})"
     return f"__builtin_{_BUILTIN.get(function, function)}{suffix}({joined})"
 

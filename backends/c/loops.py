@@ -80,6 +80,9 @@ class NestPrinter:
             self.emit(pointer(buffer, name, position, buffer in written))
         for position, name in enumerate(self.names.parameters.values()):
             self.emit(f"const i64 {name} = step->z[{position}];")
+        for dtype in ("f32", "f64"):
+            if any(f"one_{dtype}" in line for line in inner):
+                self.emit(f"const {dtype} one_{dtype} = lynx_one_{dtype}();")
         signature = "static void @NAME@(const struct step *step, i64 chunk, char *local) {"
         text = "\n".join([signature, *self.lines, *inner, "}"])
         return NestText(

@@ -3,7 +3,12 @@
 Each is accurate to a few units in the last place over its whole range, subnormal numbers included,
 and right for NaN, infinities and signed zeros. None depends on fast-math options.
 
-Sources: exp, log and tan follow Cephes; erf in `f32` is by N. Juffa; log in `f64` is fdlibm's; the
+Each takes 1 as its last argument, hidden from the compiler. Limits that are multiplied by it are no
+constants, so that comparisons with them become the instructions for minimum and maximum, which do
+with NaN what the C text says. With constants, gcc takes the saturated cases out as branches and
+turns these into chains of blends: exp then takes nearly twice as long.
+
+Sources: exp, log and tan follow Cephes; log in `f64` is fdlibm's; the
 reduction of large angles splits 2/pi for each exponent into three parts whose products are exact.
 """
 
@@ -19,44 +24,64 @@ INLINE f32 lynx_scale_f32(f32 x, i32 n) {
   return x * lynx_make_f32((u32)(h + 127) << 23) * lynx_make_f32((u32)(n - h + 127) << 23);
 }""",
     "lynx_exp_tail_f32": """\
-/* (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2 */
-INLINE f32 lynx_exp_tail_f32(f32 r) {
-  f32 p = 1.9875691500e-4f;
-  p = lynx_fma_f32(p, r, 1.3981999507e-3f);
-  p = lynx_fma_f32(p, r, 8.3334519073e-3f);
-  p = lynx_fma_f32(p, r, 4.1665795894e-2f);
-  p = lynx_fma_f32(p, r, 1.6666665459e-1f);
-  return lynx_fma_f32(p, r, 5.0000001201e-1f);
+/* (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2, where z = r^2; by pairs, so that less waits */
+INLINE f32 lynx_exp_tail_f32(f32 r, f32 z) {
+  const f32 a = lynx_fma_f32(1.9875691500e-4f, r, 1.3981999507e-3f);
+  const f32 b = lynx_fma_f32(8.3334519073e-3f, r, 4.1665795894e-2f);
+  const f32 c = lynx_fma_f32(1.6666665459e-1f, r, 5.0000001201e-1f);
+  return lynx_fma_f32(lynx_fma_f32(a, z, b), z, c);
 }""",
+    "lynx_clamp_f32": """\
+/* NaN stays; each comparison is one instruction if the compiler does not know the limits */
+INLINE f32 lynx_clamp_f32(f32 x, f32 low, f32 high) {
+  x = x < low ? low : x;
+  return x > high ? high : x;
+}""",
+    "lynx_expm1_rest_f32": """\
+INLINE f32 lynx_expm1_rest_f32(f32 r) {
+  const f32 z = r * r;
+  return lynx_fma_f32(lynx_exp_tail_f32(r, z), z, r);
+}""",
+    "lynx_halve_f32": """\
+/* The rest of x after the multiple n of log(2) nearest to it; n is added to the bits of `t` */
+INLINE f32 lynx_halve_f32(f32 x, f32 *t) {
+  *t = lynx_fma_f32(x, 1.44269504f, 12582912.0f);
+  const f32 n = *t - 12582912.0f;
+  return lynx_fma_f32(n, 2.12194440e-4f, lynx_fma_f32(n, -0.693359375f, x));
+}""",
+    "lynx_exp_rest_f32": """\
+INLINE f32 lynx_exp_rest_f32(f32 r) { return lynx_expm1_rest_f32(r) + 1.0f; }""",
     "lynx_exp_f32": """\
-INLINE f32 lynx_exp_f32(f32 x) {
-  x = x < -104.0f ? -104.0f : x;
-  x = x > 89.0f ? 89.0f : x;
-  const f32 t = x * 1.44269504f + 12582912.0f, n = t - 12582912.0f;
-  const f32 r = lynx_fma_f32(n, 2.12194440e-4f, lynx_fma_f32(n, -0.693359375f, x));
-  const f32 y = lynx_fma_f32(lynx_exp_tail_f32(r) * r, r, r) + 1.0f;
-  return lynx_scale_f32(y, (i32)(lynx_bits_f32(t) - 0x4b400000u));
+INLINE f32 lynx_exp_f32(f32 x, f32 one) {
+  f32 t;
+  const f32 r = lynx_halve_f32(lynx_clamp_f32(x, -104.0f * one, 89.0f * one), &t);
+  return lynx_scale_f32(lynx_exp_rest_f32(r), (i32)(lynx_bits_f32(t) - 0x4b400000u));
+}""",
+    "lynx_exp_near_f32": """\
+/* exp for results that are normal numbers */
+INLINE f32 lynx_exp_near_f32(f32 x) {
+  f32 t;
+  const f32 r = lynx_halve_f32(x, &t);
+  /* a product, since added bits could make a number of NaN */
+  return lynx_exp_rest_f32(r) * lynx_make_f32((lynx_bits_f32(t) << 23) + 0x3f800000u);
 }""",
     "lynx_exp2_f32": """\
-INLINE f32 lynx_exp2_f32(f32 x) {
-  x = x < -151.0f ? -151.0f : x;
-  x = x > 129.0f ? 129.0f : x;
-  const f32 t = x + 12582912.0f, n = t - 12582912.0f, f = x - n;
+INLINE f32 lynx_exp2_f32(f32 x, f32 one) {
+  x = lynx_clamp_f32(x, -151.0f * one, 129.0f * one);
+  const f32 t = x + 12582912.0f, f = x - (t - 12582912.0f);
   const f32 r = f * 0.693147181f;
   const f32 e = lynx_fma_f32(f, 0.693147181f, -r) + f * -1.90465421e-9f;
-  const f32 y = lynx_fma_f32(lynx_exp_tail_f32(r) * r, r, e) + r + 1.0f;
+  const f32 y = lynx_fma_f32(lynx_exp_tail_f32(r, r * r), r * r, e) + r + 1.0f;
   return lynx_scale_f32(y, (i32)(lynx_bits_f32(t) - 0x4b400000u));
 }""",
     "lynx_expm1_f32": """\
-INLINE f32 lynx_expm1_f32(f32 x) {
-  f32 a = x < -104.0f ? -104.0f : x;
-  a = a > 89.0f ? 89.0f : a;
-  const f32 t = a * 1.44269504f + 12582912.0f, n = t - 12582912.0f;
-  const f32 r = lynx_fma_f32(n, 2.12194440e-4f, lynx_fma_f32(n, -0.693359375f, a));
-  const f32 q = lynx_fma_f32(lynx_exp_tail_f32(r) * r, r, r);
+INLINE f32 lynx_expm1_f32(f32 x, f32 one) {
+  f32 t;
+  const f32 r = lynx_halve_f32(lynx_clamp_f32(x, -104.0f * one, 89.0f * one), &t);
+  const f32 q = lynx_expm1_rest_f32(r);
   /* 2^n (q + 1) - 1, with 2^n halved so that it cannot overflow early */
   const f32 s = lynx_scale_f32(0.5f, (i32)(lynx_bits_f32(t) - 0x4b400000u));
-  const f32 y = 2.0f * (s * q + (s - 0.5f));
+  const f32 y = 2.0f * lynx_fma_f32(s, q, s - 0.5f);
   return __builtin_fabsf(x) < 1e-20f ? x : y;
 }""",
     "lynx_log_parts_f32": """\
@@ -85,20 +110,20 @@ INLINE f32 lynx_log_ends_f32(f32 x, f32 y) {
   return (x == __builtin_inff()) | (x != x) ? x : y;
 }""",
     "lynx_log_f32": """\
-INLINE f32 lynx_log_f32(f32 x) {
+INLINE f32 lynx_log_f32(f32 x, f32 one) {
   f32 e, f;
   const f32 y = lynx_log_parts_f32(x, &e, &f);
   return lynx_log_ends_f32(x, e * 0.693359375f + (f + (y + e * -2.12194440e-4f)));
 }""",
     "lynx_log2_f32": """\
-INLINE f32 lynx_log2_f32(f32 x) {
+INLINE f32 lynx_log2_f32(f32 x, f32 one) {
   f32 e, f;
   const f32 y = lynx_log_parts_f32(x, &e, &f);
   /* log2(e) = 1 + 0.4426950408889634 */
   return lynx_log_ends_f32(x, e + (f + (y + (y * 0.44269504f + f * 0.44269504f))));
 }""",
     "lynx_log10_f32": """\
-INLINE f32 lynx_log10_f32(f32 x) {
+INLINE f32 lynx_log10_f32(f32 x, f32 one) {
   f32 e, f;
   const f32 y = lynx_log_parts_f32(x, &e, &f);
   /* log10(e) = 0.4375 - 0.0032055181; log10(2) = 0.30078125 + 2.4874566e-4 */
@@ -106,52 +131,60 @@ INLINE f32 lynx_log10_f32(f32 x) {
   return lynx_log_ends_f32(x, e * 0.30078125f + (f * 0.4375f + low));
 }""",
     "lynx_log1p_f32": """\
-INLINE f32 lynx_log1p_f32(f32 x) {
+INLINE f32 lynx_log1p_f32(f32 x, f32 one) {
   const f32 u = 1.0f + x;
-  const f32 y = lynx_log_f32(u) * (x / (u - 1.0f));
+  const f32 y = lynx_log_f32(u, one) * (x / (u - 1.0f));
   return (u == 1.0f) | (x == __builtin_inff()) ? x : y;
 }""",
+    "lynx_expm1_near_f32": """\
+/* expm1 for numbers between -80 and 80; zero loses its sign */
+INLINE f32 lynx_expm1_near_f32(f32 x) {
+  f32 t;
+  const f32 r = lynx_halve_f32(x, &t);
+  const f32 q = lynx_expm1_rest_f32(r);
+  const f32 s = lynx_make_f32((lynx_bits_f32(t) << 23) + 0x3f800000u);
+  return lynx_fma_f32(s, q, s - 1.0f);
+}""",
     "lynx_tanh_f32": """\
-INLINE f32 lynx_tanh_f32(f32 x) {
-  f32 a = __builtin_fabsf(x);
-  a = a > 10.0f ? 10.0f : a;
-  const f32 q = lynx_expm1_f32(2.0f * a);
+INLINE f32 lynx_tanh_f32(f32 x, f32 one) {
+  f32 a = 2.0f * __builtin_fabsf(x);
+  a = a > 20.0f * one ? 20.0f * one : a;
+  const f32 q = lynx_expm1_near_f32(a);
   return __builtin_copysignf(q / (q + 2.0f), x);
 }""",
     "lynx_sigmoid_f32": """\
-INLINE f32 lynx_sigmoid_f32(f32 x) {
-  const f32 e = lynx_exp_f32(-__builtin_fabsf(x)), r = 1.0f / (1.0f + e);
-  return x < 0.0f ? e * r : r;
+INLINE f32 lynx_sigmoid_f32(f32 x, f32 one) {
+  f32 t;
+  const f32 r = lynx_halve_f32(lynx_clamp_f32(-x, -80.0f * one, 89.0f * one), &t);
+  /* exp(-x) as twice itself times 2^(n - 1), so that it overflows no earlier than it must */
+  const f32 twice = lynx_fma_f32(lynx_expm1_rest_f32(r), 2.0f, 2.0f);
+  return 1.0f / (1.0f + twice * lynx_make_f32((lynx_bits_f32(t) << 23) + 0x3f000000u));
 }""",
     "lynx_erf_f32": """\
-INLINE f32 lynx_erf_f32(f32 x) {
-  const f32 t = __builtin_fabsf(x), s = x * x;
-  f32 r = lynx_fma_f32(-1.72853470e-5f, t, 3.83197126e-4f);
-  const f32 u = lynx_fma_f32(-3.88396438e-3f, t, 2.42546219e-2f);
-  r = lynx_fma_f32(r, s, u);
-  r = lynx_fma_f32(r, t, -1.06777877e-1f);
-  r = lynx_fma_f32(r, t, -6.34846687e-1f);
-  r = lynx_fma_f32(r, t, -1.28717512e-1f);
-  r = lynx_fma_f32(r, t, -t);
-  const f32 far = __builtin_copysignf(1.0f - lynx_exp_f32(t > 4.0f ? -20.0f : r), x);
-  f32 p = -5.96761703e-4f;
-  p = lynx_fma_f32(p, s, 4.99119423e-3f);
-  p = lynx_fma_f32(p, s, -2.67681349e-2f);
-  p = lynx_fma_f32(p, s, 1.12819925e-1f);
-  p = lynx_fma_f32(p, s, -3.76125336e-1f);
-  p = lynx_fma_f32(p, s, 1.28379166e-1f);
-  return t > 0.927734375f ? far : lynx_fma_f32(p, x, x);
+/* -log(1 - erf(t)) / t on [0, 4] as a polynomial, fitted to the relative error of erf */
+INLINE f32 lynx_erf_f32(f32 x, f32 one) {
+  f32 t = __builtin_fabsf(x);
+  t = t > 4.0f * one ? 4.0f * one : t;
+  const f32 s = t * t;
+  const f32 a = lynx_fma_f32(-9.256267730961554e-6f, t, 1.1764129158109426e-4f);
+  const f32 b = lynx_fma_f32(-6.328369490802288e-4f, t, 1.6670275945216417e-3f);
+  const f32 c = lynx_fma_f32(-1.6039628640655428e-4f, t, -1.9153064116835594e-2f);
+  const f32 d = lynx_fma_f32(1.0277783125638962e-1f, t, 6.366193890571594e-1f);
+  f32 p = lynx_fma_f32(lynx_fma_f32(lynx_fma_f32(a, s, b), s, c), s, d);
+  p = lynx_fma_f32(lynx_fma_f32(p, t, 1.2837917e-1f), t, t);
+  return __builtin_copysignf(lynx_expm1_near_f32(-p), x);
 }""",
     "lynx_sinh_f32": """\
-INLINE f32 lynx_sinh_f32(f32 x) {
+INLINE f32 lynx_sinh_f32(f32 x, f32 one) {
   const f32 a = __builtin_fabsf(x);
-  const f32 q = lynx_expm1_f32(a > 80.0f ? 80.0f : a), h = lynx_exp_f32(0.5f * a);
+  const f32 q = lynx_expm1_near_f32(a > 80.0f * one ? 80.0f * one : a);
+  const f32 h = lynx_exp_f32(0.5f * a, one);
   return __builtin_copysignf(a > 80.0f ? 0.5f * h * h : 0.5f * (q + q / (q + 1.0f)), x);
 }""",
     "lynx_cosh_f32": """\
-INLINE f32 lynx_cosh_f32(f32 x) {
-  const f32 a = __builtin_fabsf(x), h = lynx_exp_f32(0.5f * a);
-  const f32 e = lynx_exp_f32(a > 80.0f ? 80.0f : a);
+INLINE f32 lynx_cosh_f32(f32 x, f32 one) {
+  const f32 a = __builtin_fabsf(x), h = lynx_exp_f32(0.5f * a, one);
+  const f32 e = lynx_exp_near_f32(a > 80.0f * one ? 80.0f * one : a);
   return a > 80.0f ? 0.5f * h * h : 0.5f * e + 0.5f / e;
 }""",
     "lynx_quadrant_f32": """\
@@ -182,21 +215,21 @@ INLINE f32 lynx_cos_poly_f32(f32 s) {
   return lynx_fma_f32(p * s, s, lynx_fma_f32(s, -0.5f, 1.0f));
 }""",
     "lynx_sin_f32": """\
-INLINE f32 lynx_sin_f32(f32 x) {
+INLINE f32 lynx_sin_f32(f32 x, f32 one) {
   i32 n;
   const f32 r = (f32)lynx_quadrant_f32(x, &n), s = r * r;
   const f32 y = n & 1 ? lynx_cos_poly_f32(s) : lynx_sin_poly_f32(r, s);
   return x == 0.0f ? x : n & 2 ? -y : y;
 }""",
     "lynx_cos_f32": """\
-INLINE f32 lynx_cos_f32(f32 x) {
+INLINE f32 lynx_cos_f32(f32 x, f32 one) {
   i32 n;
   const f32 r = (f32)lynx_quadrant_f32(x, &n), s = r * r;
   const f32 y = n & 1 ? lynx_sin_poly_f32(r, s) : lynx_cos_poly_f32(s);
   return (n + 1) & 2 ? -y : y;
 }""",
     "lynx_tan_f32": """\
-INLINE f32 lynx_tan_f32(f32 x) {
+INLINE f32 lynx_tan_f32(f32 x, f32 one) {
   i32 n;
   const f32 r = (f32)lynx_quadrant_f32(x, &n), s = r * r;
   const f32 a = lynx_sin_poly_f32(r, s), b = lynx_cos_poly_f32(s);
@@ -235,7 +268,7 @@ INLINE f32 lynx_exp2_wide(f64 t) {
   return (f32)(p * lynx_make_f64((lynx_bits_f64(k) - 0x4338000000000000ull + 1023) << 52));
 }""",
     "lynx_pow_f32": """\
-INLINE f32 lynx_pow_f32(f32 x, f32 y) {
+INLINE f32 lynx_pow_f32(f32 x, f32 y, f32 one) {
   const f32 inf = __builtin_inff(), a = __builtin_fabsf(x), b = __builtin_fabsf(y);
   const truth whole = (b >= 8388608.0f) | (b == (b + 8388608.0f) - 8388608.0f);
   const f32 half = 0.5f * b;
@@ -274,33 +307,36 @@ INLINE f64 lynx_reduced_f64(f64 n, f64 x) {
   const f64 high = lynx_fma_f64(n, -6.93147180369123816490e-01, x);
   return lynx_fma_f64(n, -1.90821492927058770002e-10, high);
 }""",
+    "lynx_clamp_f64": """\
+INLINE f64 lynx_clamp_f64(f64 x, f64 low, f64 high) {
+  x = x < low ? low : x;
+  return x > high ? high : x;
+}""",
     "lynx_scale_f64": """\
 INLINE f64 lynx_scale_f64(f64 x, i64 n) {
   const i64 h = (i64)((u64)(n + 4096) >> 1) - 2048;
   return x * lynx_make_f64((u64)(h + 1023) << 52) * lynx_make_f64((u64)(n - h + 1023) << 52);
 }""",
     "lynx_exp_f64": """\
-INLINE f64 lynx_exp_f64(f64 x) {
-  x = x < -746.0 ? -746.0 : x;
-  x = x > 710.0 ? 710.0 : x;
-  const f64 t = x * 1.4426950408889634 + 6755399441055744.0, n = t - 6755399441055744.0;
-  const f64 r = lynx_reduced_f64(n, x);
+INLINE f64 lynx_exp_f64(f64 x, f64 one) {
+  x = lynx_clamp_f64(x, -746.0 * one, 710.0 * one);
+  const f64 t = lynx_fma_f64(x, 1.4426950408889634, 6755399441055744.0);
+  const f64 r = lynx_reduced_f64(t - 6755399441055744.0, x);
   const f64 y = lynx_fma_f64(lynx_exp_tail_f64(r) * r, r, r) + 1.0;
   return lynx_scale_f64(y, (i64)(lynx_bits_f64(t) - 0x4338000000000000ull));
 }""",
     "lynx_expm1_f64": """\
-INLINE f64 lynx_expm1_f64(f64 x) {
-  f64 a = x < -746.0 ? -746.0 : x;
-  a = a > 710.0 ? 710.0 : a;
-  const f64 t = a * 1.4426950408889634 + 6755399441055744.0, n = t - 6755399441055744.0;
-  const f64 r = lynx_reduced_f64(n, a);
+INLINE f64 lynx_expm1_f64(f64 x, f64 one) {
+  const f64 a = lynx_clamp_f64(x, -746.0 * one, 710.0 * one);
+  const f64 t = lynx_fma_f64(a, 1.4426950408889634, 6755399441055744.0);
+  const f64 r = lynx_reduced_f64(t - 6755399441055744.0, a);
   const f64 q = lynx_fma_f64(lynx_exp_tail_f64(r) * r, r, r);
   const f64 s = lynx_scale_f64(0.5, (i64)(lynx_bits_f64(t) - 0x4338000000000000ull));
-  const f64 y = 2.0 * (s * q + (s - 0.5));
+  const f64 y = 2.0 * lynx_fma_f64(s, q, s - 0.5);
   return __builtin_fabs(x) < 1e-40 ? x : y;
 }""",
     "lynx_log_f64": """\
-INLINE f64 lynx_log_f64(f64 x) {
+INLINE f64 lynx_log_f64(f64 x, f64 one) {
   const truth tiny = x < 2.2250738585072014e-308;
   const u64 u = lynx_bits_f64(tiny ? x * 18014398509481984.0 : x) - 0x3fe6a09e667f3bcdull;
   /* the exponent, converted by adding it to the bits of 1.5 * 2^52 */
@@ -321,21 +357,21 @@ INLINE f64 lynx_log_f64(f64 x) {
   return (x == __builtin_inf()) | (x != x) ? x : y;
 }""",
     "lynx_log1p_f64": """\
-INLINE f64 lynx_log1p_f64(f64 x) {
+INLINE f64 lynx_log1p_f64(f64 x, f64 one) {
   const f64 u = 1.0 + x;
-  const f64 y = lynx_log_f64(u) * (x / (u - 1.0));
+  const f64 y = lynx_log_f64(u, one) * (x / (u - 1.0));
   return (u == 1.0) | (x == __builtin_inf()) ? x : y;
 }""",
     "lynx_tanh_f64": """\
-INLINE f64 lynx_tanh_f64(f64 x) {
+INLINE f64 lynx_tanh_f64(f64 x, f64 one) {
   f64 a = __builtin_fabs(x);
-  a = a > 20.0 ? 20.0 : a;
-  const f64 q = lynx_expm1_f64(2.0 * a);
+  a = a > 20.0 * one ? 20.0 * one : a;
+  const f64 q = lynx_expm1_f64(2.0 * a, one);
   return __builtin_copysign(q / (q + 2.0), x);
 }""",
     "lynx_sigmoid_f64": """\
-INLINE f64 lynx_sigmoid_f64(f64 x) {
-  const f64 e = lynx_exp_f64(-__builtin_fabs(x)), r = 1.0 / (1.0 + e);
+INLINE f64 lynx_sigmoid_f64(f64 x, f64 one) {
+  const f64 e = lynx_exp_f64(-__builtin_fabs(x), one), r = 1.0 / (1.0 + e);
   return x < 0.0 ? e * r : r;
 }""",
 }

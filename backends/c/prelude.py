@@ -27,6 +27,16 @@ INLINE f64 lynx_fma_f64(f64 a, f64 b, f64 c) { return __builtin_fma(a, b, c); }
 INLINE f32 lynx_fma_f32(f32 a, f32 b, f32 c) { return a * b + c; }
 INLINE f64 lynx_fma_f64(f64 a, f64 b, f64 c) { return a * b + c; }
 #endif
+/* 1, of which the compiler knows nothing */
+#if defined(__x86_64__)
+#define HIDE(x) __asm__("" : "+x"(x))
+#elif defined(__aarch64__)
+#define HIDE(x) __asm__("" : "+w"(x))
+#else
+#define HIDE(x) __asm__("" : "+m"(x))
+#endif
+INLINE f32 lynx_one_f32(void) { f32 x = 1; HIDE(x); return x; }
+INLINE f64 lynx_one_f64(void) { f64 x = 1; HIDE(x); return x; }
 INLINE i64 lynx_min(i64 a, i64 b) { return a < b ? a : b; }
 INLINE i64 lynx_max(i64 a, i64 b) { return a > b ? a : b; }
 INLINE i64 lynx_floor_mod(i64 a, i64 b) {
@@ -168,6 +178,7 @@ struct product {
   char *c;
   i64 batch, step_a, step_b, step_c, size, next;
   int accumulate;
+  i64 outer, far_a, far_b, far_c;
 };
 
 INLINE void lynx_multiply(const struct product *p, i64 at) {
@@ -175,28 +186,33 @@ INLINE void lynx_multiply(const struct product *p, i64 at) {
   const f64 one_f64 = 1, beta_f64 = p->accumulate;
   const void *one = p->size == 4 ? (const void *)&one_f32 : &one_f64;
   const void *beta = p->size == 4 ? (const void *)&beta_f32 : &beta_f64;
-  p->gemm(&p->ta, &p->tb, &p->m, &p->n, &p->k, one, p->a + at * p->step_a * p->size, &p->lda,
-          p->b + at * p->step_b * p->size, &p->ldb, beta, p->c + at * p->step_c * p->size, &p->ldc);
+  const i64 far = at / p->batch, near = at % p->batch;
+  const char *a = p->a + (far * p->far_a + near * p->step_a) * p->size;
+  const char *b = p->b + (far * p->far_b + near * p->step_b) * p->size;
+  char *c = p->c + (far * p->far_c + near * p->step_c) * p->size;
+  p->gemm(&p->ta, &p->tb, &p->m, &p->n, &p->k, one, a, &p->lda, b, &p->ldb, beta, c,
+          &p->ldc);
 }
 
 static void lynx_product_member(void *argument) {
   struct product *p = argument;
   for (;;) {
     const i64 at = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED);
-    if (at >= p->batch) break;
+    if (at >= p->batch * p->outer) break;
     lynx_multiply(p, at);
   }
 }
 
 /* A batch of small products runs in parallel, one thread each; a few large ones use all threads. */
 __attribute__((noinline, unused)) static void lynx_product(struct product *p) {
-  if (p->m <= 0 || p->n <= 0 || p->batch <= 0) return;
+  const i64 count = p->batch * p->outer;
+  if (p->m <= 0 || p->n <= 0 || count <= 0) return;
   const f64 work = (f64)p->m * p->n * (f64)lynx_max(1, p->k);
-  const int threads = p->batch > 1 && work * (f64)p->batch > 1e6 ? lynx_threads() : 1;
-  if (threads > 1 && (p->batch >= 4 * threads || work < 2e6)) {
+  const int threads = count > 1 && work * (f64)count > 1e6 ? lynx_threads() : 1;
+  if (threads > 1 && (count >= 4 * threads || work < 2e6)) {
     lynx_fork(lynx_product_member, p, (unsigned)threads, 0);
     return;
   }
-  for (i64 at = 0; at < p->batch; ++at) lynx_multiply(p, at);
+  for (i64 at = 0; at < count; ++at) lynx_multiply(p, at);
 }
 """

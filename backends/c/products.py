@@ -45,6 +45,7 @@ def product_lines(
     kind = "s" if call.dtype is DType.F32 else "d"
     place = [f"    /* {str(call.loc).replace('*/', '* /')} */"] if call.loc.is_known else []
     steps = [dim(matrix.strides[0], names) for matrix in (a, b, call.out)]
+    far = [dim(size, names) for size in (call.outer, a.outer, b.outer, call.out.outer)]
     return [
         "  {",
         *place,
@@ -53,7 +54,7 @@ def product_lines(
         f"      {first[1]}, {second[1]}, lynx_max({rows}, lynx_max(1, {dim(leading, names)})),",
         f"      {pointer(a.pointer)}, {pointer(b.pointer)}, {pointer(call.out.pointer)},",
         f"      {dim(call.batch, names)}, {', '.join(steps)}, {call.dtype.itemsize}, 0,",
-        f"      {int(call.accumulate)}}};",
+        f"      {int(call.accumulate)}, {', '.join(far)}}};",
         "    lynx_product(&p);",
         "  }",
     ]
