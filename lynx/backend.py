@@ -14,6 +14,7 @@ from lynx.passes import parse_pipeline
 from .compiler import compile_graph
 from .decompositions import decompositions
 from .normalize import normalize
+from .recognise import recognise
 from .records import RECORDS
 from .settings import Settings, read_settings
 
@@ -33,7 +34,9 @@ def lynx(
     settings = read_settings(options, mode)
     parse_pipeline(settings.pipeline)  # so that a mistake in it is found before any work
     try:
-        return _compile(normalize(graph_module), inputs, settings)
+        module = normalize(graph_module)
+        RECORDS.announce(recognise(module, settings.fused_loss_bytes))
+        return _compile(module, inputs, settings)
     except CONTROL_FLOW_ERRORS:
         raise
     except Exception as error:  # the user's program goes on in eager

@@ -18,6 +18,7 @@ import torch._inductor.config
 import torch._ops
 import torch._subclasses.fake_tensor
 import torch.fx
+import torch.fx.experimental.symbolic_shapes
 import torch.utils._python_dispatch
 import torch.utils._sympy.printers
 
@@ -177,6 +178,34 @@ def is_plain_fake(value: Any) -> bool:
         and value.device.type != "meta"
         and (type(value) in (FakeTensor, torch.Tensor, torch.nn.Parameter))
     )
+
+
+def is_transformed(value: torch.Tensor) -> bool:
+    """Whether a tensor is seen from inside a transform of `torch.func`."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+def is_batched(value: torch.Tensor) -> bool:
+    """Whether a tensor stands for one element of a batch, inside `torch.func.vmap`."""
+    while is_transformed(value):
+        if torch._C._functorch.is_batchedtensor(value):
+            return True
+        value = torch._C._functorch.get_unwrapped(value)
+    return False
+
+
+def statically_equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """Whether two traced sizes are equal whatever their symbols are; adds no guard."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return bool(torch.fx.experimental.symbolic_shapes.statically_known_true(a == b))
+
+
+def size_hint(size: int | torch.SymInt) -> int | None:
+    """Return the value that a symbolic size had when it was traced, None if there was none."""
+    if isinstance(size, int):
+        return size
+    return size.node.hint if size.node.has_hint() else None
 
 
 def symbolic_expression(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Any:

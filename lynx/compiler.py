@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +15,14 @@ from lynx.backends.c import compile_segments
 from lynx.backends.reference import call_of
 from lynx.compat import CONTROL_FLOW_ERRORS, boxed, outside_tracing
 from lynx.importer import import_graph
-from lynx.passes import Diff, Dump, Observer, Reproducer, Timer, parse_pipeline
+from lynx.ir import Graph
+from lynx.ir.native import SegmentCompiler
+from lynx.ir.program import Program
+from lynx.passes import Diff, Dump, Observer, PassContext, Reproducer, Timer, parse_pipeline
 from lynx.runtime import build
 
+from .cache import open_store
+from .graph_cache import cached_graph
 from .pass_context import pass_context
 from .progress import Progress
 from .records import RECORDS, CompiledGraph, log
@@ -52,23 +58,48 @@ def _compile(
     record.imported = graph
     record.seconds["import"] = time.perf_counter() - start
     context = pass_context(graph)
-    pipeline = parse_pipeline(settings.pipeline)
     observers = _observers(record, settings)
-    program = pipeline.run(graph, context, observers, verify=settings.verify)
-    record.program = program
-    record.remarks = [*record.remarks, *context.remarks]
+    program = record.program = _optimized(graph, context, record, settings, observers)
     middle = time.perf_counter()
     record.executable = build(
         program,
         call_of,
         resources=program.resources,
-        native=compile_segments if context.target.generates_code else None,
+        native=_segment_compiler(settings) if context.target.generates_code else None,
         products=context.target.has_products,
     )
     record.seconds["build"] = time.perf_counter() - middle
     record.seconds["total"] = time.perf_counter() - start
     _report(record, settings, observers)
     return boxed(record.executable)
+
+
+def _optimized(
+    graph: Graph,
+    context: PassContext,
+    record: CompiledGraph,
+    settings: Settings,
+    observers: Sequence[Observer],
+) -> Program:
+    """Run the passes, or take what they made of an equal graph from the cache."""
+    start = time.perf_counter()
+    pipeline = parse_pipeline(settings.pipeline)
+    place = cached_graph(graph, pipeline, context.target, settings)
+    found = None if place is None else place.find()
+    if found is not None:
+        record.remarks = [*record.remarks, *found.remarks]
+        record.seconds["load"] = time.perf_counter() - start
+        return found.program
+    program: Program = pipeline.run(graph, context, observers, verify=settings.verify)
+    record.remarks = [*record.remarks, *context.remarks]
+    record.seconds["passes"] = time.perf_counter() - start
+    if place is not None:
+        place.put(program, context.remarks)
+    return program
+
+
+def _segment_compiler(settings: Settings) -> SegmentCompiler:
+    return functools.partial(compile_segments, store=open_store(settings))
 
 
 def run_through_torch(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,10 +42,16 @@ class Records:
         self._listeners: list[list[CompiledGraph]] = []
         self._counter = itertools.count()
         self._warned: set[str] = set()
+        self._announced: list[Remark] = []
+
+    def announce(self, remarks: Sequence[Remark]) -> None:
+        """Give the next record what was said of its graph before there was a record."""
+        self._announced = list(remarks)
 
     def open(self, kind: str) -> CompiledGraph:
         """Start a record with the next name."""
         record = CompiledGraph(f"graph{next(self._counter):03d}_{kind}", kind)
+        record.remarks, self._announced = self._announced, []
         self.graphs.append(record)
         del self.graphs[: -self.limit]
         for listener in self._listeners:
@@ -70,6 +77,7 @@ class Records:
     def reset(self) -> None:
         """Forget everything but the running number."""
         self.graphs.clear()
+        self._announced = []
         self._warned.clear()
 
 

@@ -53,6 +53,11 @@ class Settings:
         "", "LYNX_CACHE_DIR", "the folder for it (default: lynx in the user's cache folder)"
     )
     cache_size: int = _setting(2048, "LYNX_CACHE_SIZE", "its limit in MiB; oldest entries go first")
+    fused_loss_bytes: int = _setting(
+        8 << 20,
+        "LYNX_FUSED_LOSS_BYTES",
+        "fuse a projection with the cross-entropy of its logits if those take this many bytes",
+    )
     progress: bool = _setting(True, "LYNX_PROGRESS", "show progress of long work on a terminal")
 
     def __post_init__(self) -> None:

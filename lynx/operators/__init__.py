@@ -4,5 +4,6 @@ Importing the package registers them with torch, under the namespace `lynx`.
 """
 
 from .linear_cross_entropy import linear_cross_entropy
+from .matmul import matmul
 
-__all__ = ["linear_cross_entropy"]
+__all__ = ["linear_cross_entropy", "matmul"]

@@ -1,0 +1,26 @@
+"""Recognisers: find what a model means in its Dynamo graph, before autograd takes it apart.
+
+Each replaces what it finds by an operator of `lynx.operators`, and says why it leaves the rest.
+"""
+
+from __future__ import annotations
+
+import torch.fx
+
+from lynx.passes import Remark
+
+from .batch_products import spare_copies_of_batches
+from .linear_cross_entropy import fuse_linear_cross_entropy
+
+__all__ = ["recognise"]
+
+
+def recognise(module: torch.fx.GraphModule, minimum_logits_bytes: int) -> list[Remark]:
+    """Rewrite a normalized Dynamo graph in place; return what was done and what not, with reasons.
+
+    Logits of less than `minimum_logits_bytes` are left to the projection and the loss.
+    """
+    remarks = list(fuse_linear_cross_entropy(module.graph, minimum_logits_bytes))
+    if spare_copies_of_batches(module.graph) or remarks:
+        module.recompile()
+    return remarks

@@ -1,0 +1,137 @@
+"""What recognisers ask of the nodes of a Dynamo graph, and how they add nodes to it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+
+from lynx.compat import is_plain_fake, is_transformed, symbolic_expression
+
+Node = torch.fx.Node
+Size = int | torch.SymInt
+
+_META = ("stack_trace", "nn_module_stack", "source_fn_stack")
+_GRAD_MODE = (torch._C._set_grad_enabled, torch.inference_mode)
+
+
+class Refusal(Exception):  # noqa: N818 - no error: the graph stays as it is
+    """Why a recogniser leaves a place as it is, in words that a model's author understands."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """Return the traced tensor of a node, None if it is no ordinary dense one."""
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    return value if is_plain_fake(value) else None
+
+
+def traced(node: Any) -> torch.Tensor:
+    """Return the traced tensor of a node; `Refusal` if it is no ordinary dense one."""
+    value = tensor_of(node)
+    if value is None:
+        raise Refusal(f"'{node}' is no ordinary dense tensor")
+    return value
+
+
+def name_of(node: Node) -> str:
+    """Return the name under which tensors, `torch` or `torch.nn.functional` know the operation.
+
+    Reading an attribute is `.T`; the empty name stands for everything else.
+    """
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op != "call_function":
+        return ""
+    function: Any = node.target
+    if function is getattr:
+        return f".{node.args[1]}"
+    name = str(getattr(function, "__name__", ""))
+    spaces = (torch, torch.nn.functional, operator)
+    return name if any(getattr(space, name, None) is function for space in spaces) else ""
+
+
+def bind(node: Node, names: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of a call by name; `Refusal` if it has others."""
+    if len(node.args) > len(names) or not set(node.kwargs) <= set(names):
+        raise Refusal(f"'{node}' has other arguments than are understood")
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def expression(size: Size) -> Any:
+    """Return an integer, or the sympy expression of a symbolic one."""
+    return symbolic_expression(size) if isinstance(size, torch.SymInt) else size
+
+
+def is_same_size(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal by what they are, without asking for a guard."""
+    return bool(expression(a) == expression(b))
+
+
+def is_same_product(a: Iterable[Size], b: Iterable[Size]) -> bool:
+    """Whether two products of sizes are equal by what they are."""
+    left, right = (sympy.Mul(*map(expression, sizes)) for sizes in (a, b))
+    return bool(left == right)
+
+
+def is_same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether two shapes are equal by what they are."""
+    return len(a) == len(b) and all(map(is_same_size, a, b))
+
+
+def changes_memory(node: Node) -> bool:
+    """Whether a node may write to memory that it did not make."""
+    name = str(node.target) if node.op == "call_method" else name_of(node)
+    plain = name.endswith("_") and not name.endswith("__")
+    return plain or name == "setitem" or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
+
+
+def changes_grad_mode(node: Node) -> bool:
+    """Whether a node turns the recording of gradients on or off."""
+    return node.op == "call_function" and node.target in _GRAD_MODE
+
+
+class Inserter:
+    """Adds nodes before another one, with what the model's author wrote there and traced values.
+
+    Nodes that are traced inside a transform of `torch.func` get no traced value.
+    """
+
+    def __init__(self, anchor: Node) -> None:
+        self.anchor = anchor
+        self.added: list[Node] = []
+        self.meta = {name: anchor.meta[name] for name in _META if name in anchor.meta}
+
+    def call(self, target: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """Add the call of a method, given by its name, or of a function."""
+        graph = self.anchor.graph
+        with graph.inserting_before(self.anchor):
+            if isinstance(target, str):
+                node = graph.call_method(target, args, kwargs)
+            else:
+                node = graph.call_function(target, args, kwargs)
+        self.added.append(node)
+        node.meta.update(self.meta)
+        values = torch.fx.map_arg((args, kwargs), lambda item: item.meta.get("example_value"))
+        flat = torch.utils._pytree.tree_leaves(values)
+        if any(is_transformed(v) for v in flat if isinstance(v, torch.Tensor)):
+            return node
+        given, named = values
+        function = getattr(given[0], target) if isinstance(target, str) else target
+        node.meta["example_value"] = function(
+            *(given[1:] if isinstance(target, str) else given), **named
+        )
+        return node
+
+    def undo(self) -> None:
+        """Remove what was added."""
+        for node in reversed(self.added):
+            self.anchor.graph.erase_node(node)
+        self.added.clear()
