@@ -5,10 +5,10 @@
     negative (`negative-size`).
 2.  Scalars are defined by an earlier instruction of the kernel (`undefined-scalar`), each
     instruction occurs once (`defined-twice`), and buffers and axes are the kernel's own
-    (`unknown-buffer`, `unknown-axis`).
+    (`unknown-buffer`, `foreign-axis`).
 3.  The domain of an instruction is that of its parts, in the order of the axes (`bad-domain`).
 4.  No number is complex (`bad-constant`).
-5.  A scalar in an index is an integer; divisors and moduli are positive (`bad-index`).
+5.  A scalar in an index is an integer; divisors and moduli are positive (`bad-position`).
 6.  A function exists and has its number of arguments (`bad-function`). These have one type, of a
     category that it accepts, never of low precision except for what `where` chooses; the result has
     that type, or is `bool` for a predicate (`function-type`).
@@ -18,7 +18,7 @@
 8.  A mask and what is checked are truth values (`mask-type`).
 9.  A buffer that is stored to is declared as written (`read-only`), and gets values of its own type
     (`store-type`), which are numbers if they are added; how they combine is known (`bad-store`).
-10. An access without a mask lies in its buffer, as far as integers tell (`out-of-bounds`).
+10. An access without a mask lies in its buffer, as far as integers tell (`outside-buffer`).
 11. No two points of a store that sets values write to one place, unless it has a mask, as far as
     integers tell (`written-twice`).
 12. What is stored to a buffer is not loaded from it at a shifted place (`shifted-load`).
@@ -145,7 +145,7 @@ class _KernelVerifier:
             wanted.update(scalar.axes)
         for name in sorted(wanted):
             if name not in self.sizes:
-                raise self.fail("unknown-axis", f"'{name}' is no axis of the kernel", instruction)
+                raise self.fail("foreign-axis", f"'{name}' is no axis of the kernel", instruction)
         domain = tuple(axis for axis in self.sizes if axis in wanted)
         if instruction.domain != domain:
             message = f"has the domain {_list(instruction.domain)}, its parts have {_list(domain)}"
@@ -155,12 +155,12 @@ class _KernelVerifier:
         for scalar in index.scalars:
             if not scalar.dtype.is_integer:
                 message = f"an index depends on a scalar of type {scalar.dtype}"
-                raise self.fail("bad-index", message, instruction)
+                raise self.fail("bad-position", message, instruction)
         for term in index.terms:
             for part in (term.divisor, term.modulus):
                 if isinstance(part, int) and part < 1:
                     message = f"an index divides by {part}, which is not positive"
-                    raise self.fail("bad-index", message, instruction)
+                    raise self.fail("bad-position", message, instruction)
 
     def check_constant(self, instruction: Constant) -> None:
         if isinstance(instruction.value, complex) or instruction.dtype.is_complex:
@@ -243,7 +243,7 @@ class _KernelVerifier:
         if found is not None and (found[0] < 0 or found[1] >= extent):
             touched = f"touches elements {found[0]} to {found[1]}"
             message = f"{touched} of {extent} of '{instruction.buffer.name}'"
-            raise self.fail("out-of-bounds", message, instruction)
+            raise self.fail("outside-buffer", message, instruction)
 
     def is_empty(self, domain: tuple[str, ...]) -> bool:
         return any(isinstance(self.sizes[axis], int) and not self.sizes[axis] for axis in domain)

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from lynx.ir import LynxError, differences, parse_graph, print_graph, verify
+from lynx.ir import (
+    LynxError,
+    parse_graph,
+    parse_kernel,
+    print_graph,
+    verify,
+    verify_kernel,
+)
 from lynx.ir.program_text import parse_program
 from lynx.ir.program_verifier import verify_program
 from tests.conftest import chunks
@@ -33,15 +40,15 @@ def test_ir_page_is_up_to_date() -> None:
     assert page == updated(page), "run python -m tests.tools.op_table"
 
 
-def test_ir_page_has_a_valid_example() -> None:
-    (text,) = blocks(PAGE.read_text(encoding="utf-8"), "lynx")
-    graph = parse_graph(text)
-    verify(graph)
+def test_ir_page_has_valid_examples() -> None:
+    text, fused = blocks(PAGE.read_text(encoding="utf-8"), "lynx")
     (code,) = blocks(PAGE.read_text(encoding="utf-8"), "python")
     exec(code, {"text": text})
-    lines = [line for line in text.splitlines() if not line.startswith("//")]
-    assert print_graph(graph, locations=True).splitlines() == lines
-    assert differences(graph, graph) == []
+    for example in (text, fused):
+        graph = parse_graph(example)
+        verify(graph)
+        lines = [line for line in example.splitlines() if not line.startswith("//")]
+        assert print_graph(graph, locations=True).splitlines() == lines
 
 
 def codes_in(path: Path) -> set[str]:
@@ -91,8 +98,10 @@ def test_codes_are_in_order() -> None:
 
 
 def check(text: str) -> None:
-    """Read and verify a graph or a program."""
-    if text.lstrip().startswith("program"):
+    """Read and verify a graph, a program or a kernel."""
+    if text.lstrip().startswith("kernel"):
+        verify_kernel(parse_kernel(text))
+    elif text.lstrip().startswith("program"):
         verify_program(parse_program(text))
     else:
         verify(parse_graph(text))
