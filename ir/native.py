@@ -31,10 +31,14 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A batch of matrices in memory; strides in elements: of the batch, of rows, of columns."""
+    """A batch of matrices in memory; strides in elements: of the batch, of rows, of columns.
+
+    `outer` is the stride from one batch to the next, where there are several.
+    """
 
     pointer: Pointer
     strides: tuple[Dim, Dim, Dim]
+    outer: Dim = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ class ProductCall:
     """Multiply matrices with the library: `out = a @ b`, or `out += a @ b` with `accumulate`.
 
     `a` is (batch, m, k), `b` (batch, k, n), `out` (batch, m, n); the type is `f32` or `f64`. Along
-    rows or along columns the stride of each matrix is 1, or its size is.
+    rows or along columns the stride of each matrix is 1, or its size is. All that is done `outer`
+    times over.
     """
 
     dtype: DType
@@ -54,6 +59,7 @@ class ProductCall:
     b: Matrix
     out: Matrix
     accumulate: bool = False
+    outer: Dim = 1
     loc: Location = UNKNOWN
 
 

@@ -57,31 +57,84 @@ def product_call(
     batch, m, n, k = sizes = _sizes(op)
     if any(size == 0 for size in sizes):
         return NoMatch("has a size of 0")
-    first, second, result = _strides(op, a_strides, b_strides, out_strides)
-    layouts: list[_Layout] = []
-    for name, rows, columns, strides in (
-        ("first operand", m, k, first), ("second operand", k, n, second), ("result", m, n, result)
-    ):  # fmt: skip
-        layout = _normalized(rows, columns, strides)
-        if isinstance(layout, NoMatch):
-            return NoMatch(f"the {name} {layout.reason}")
-        layouts.append(layout)
+    if isinstance(op, BatchMatmul):
+        batches = _batches(op, (a_strides, b_strides, out_strides))
+        if isinstance(batches, NoMatch):
+            return batches
+        outer, batch, outer_steps, (first, second, result) = batches
+        sizes = (batch, m, n, k)
+    else:
+        outer, outer_steps = 1, (0, 0, 0)
+        first, second, result = _strides(op, a_strides, b_strides, out_strides)
+    layouts = _layouts((m, n, k), (first, second, result))
+    if isinstance(layouts, NoMatch):
+        return layouts
     if _overlaps(batch, layouts[2]):
         return NoMatch("the result overlaps itself along the batch")
     if any(isinstance(d, int) and d > _LARGEST for x in layouts for d in (*sizes, *x.strides[1:])):
         return NoMatch("has sizes that the library cannot take")
-    merged = _merged(batch, layouts)
+    merged = _merged(batch, layouts) if outer == 1 else None
     if merged is not None:
         batch, m, layouts = 1, product((batch, m)), merged
-    x, y, z = (Matrix(p, layout.strides) for p, layout in zip((a, b, out), layouts, strict=True))
-    return ProductCall(dtype, batch, m, n, k, x, y, z, loc=op.loc)
+    x, y, z = (
+        Matrix(pointer, layout.strides, step)
+        for pointer, layout, step in zip((a, b, out), layouts, outer_steps, strict=True)
+    )
+    return ProductCall(dtype, batch, m, n, k, x, y, z, outer=outer, loc=op.loc)
+
+
+def _layouts(
+    sizes: tuple[Dim, Dim, Dim], strides: tuple[Strides, Strides, Strides]
+) -> list[_Layout] | NoMatch:
+    """Return how the matrices of both operands and of the result lie, or why one does not fit."""
+    m, n, k = sizes
+    found: list[_Layout] = []
+    shapes = (("first operand", m, k), ("second operand", k, n), ("result", m, n))
+    for (name, rows, columns), own in zip(shapes, strides, strict=True):
+        layout = _normalized(rows, columns, own)
+        if isinstance(layout, NoMatch):
+            return NoMatch(f"the {name} {layout.reason}")
+        found.append(layout)
+    return found
+
+
+_Triple: TypeAlias = tuple[Dim, Dim, Dim]
+
+
+def _batches(
+    op: BatchMatmul, strides: tuple[Strides, Strides, Strides]
+) -> tuple[Dim, Dim, _Triple, tuple[_Triple, _Triple, _Triple]] | NoMatch:
+    """Return outer and inner batch size, the outer strides, and those of each batch of matrices.
+
+    Batch axes that run together in all three tensors are one.
+    """
+    sizes: list[Dim] = []
+    steps: list[_Triple] = []
+    for axis, size in enumerate(op.a.shape[:-2]):
+        if is_equal(size, 1):
+            continue
+        step = (strides[0][axis], strides[1][axis], strides[2][axis])
+        if steps and all(
+            is_equal(o, product((size, s))) for o, s in zip(steps[-1], step, strict=True)
+        ):
+            sizes[-1], steps[-1] = product((sizes[-1], size)), step
+        else:
+            sizes.append(size)
+            steps.append(step)
+    if len(sizes) > 2:
+        return NoMatch(f"runs along {len(sizes)} separate batch axes")
+    sizes = [1] * (2 - len(sizes)) + sizes
+    none: _Triple = (0, 0, 0)
+    steps = [none] * (2 - len(steps)) + steps
+    a, b, out = ((step, *own[-2:]) for step, own in zip(steps[1], strides, strict=True))
+    return sizes[0], sizes[1], steps[0], (a, b, out)  # type: ignore[return-value]
 
 
 def _sizes(op: MatrixProduct) -> tuple[Dim, Dim, Dim, Dim]:
     """Return the number of matrices, the rows and columns of the result, and the terms of a sum."""
     a, b = op.a.shape, op.b.shape
     if isinstance(op, BatchMatmul):
-        return a[0], a[1], b[2], a[2]
+        return product(a[:-2]), a[-2], b[-1], a[-1]
     if isinstance(op, Matmul):
         return 1, a[0], b[1], a[1]
     if isinstance(op, MatrixVector):
@@ -93,8 +146,6 @@ def _strides(
     op: MatrixProduct, a: Strides, b: Strides, out: Strides
 ) -> tuple[Strides, Strides, Strides]:
     """Return strides of batch, rows and columns; those of missing dimensions are 0."""
-    if isinstance(op, BatchMatmul):
-        return a, b, out
     if isinstance(op, Matmul):
         return (0, *a), (0, *b), (0, *out)
     if isinstance(op, MatrixVector):

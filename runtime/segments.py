@@ -281,7 +281,7 @@ def _symbols_of(call: NativeCall) -> Iterable[str]:
     """Return the symbols whose values the caller of a segment has to pass."""
     if isinstance(call, KernelCall):
         return (*call.kernel.symbols, *free_symbols(pointer.offset for pointer in call.buffers))
-    dims: list[Dim] = [call.batch, call.m, call.n, call.k]
+    dims: list[Dim] = [call.outer, call.batch, call.m, call.n, call.k]
     for matrix in (call.a, call.b, call.out):
-        dims += [matrix.pointer.offset, *matrix.strides]
+        dims += [matrix.pointer.offset, matrix.outer, *matrix.strides]
     return free_symbols(dims)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from lynx.ir.call import Call
 from lynx.ir.ops.linear import (
     AddBatchMatmul,
@@ -29,7 +31,9 @@ _PRODUCTS: dict[type[MatrixProduct], str] = {
 
 @means(*_PRODUCTS)
 def product(op: MatrixProduct) -> Call:
-    """Call the product of these ranks."""
+    """Call the product of these ranks; torch flattens several batch axes itself."""
+    if isinstance(op, BatchMatmul) and len(op.a.shape) > 3:
+        return Call(torch.matmul, (op.a, op.b), out=torch.matmul)
     return aten(_PRODUCTS[type(op)], op.a, op.b)
 
 

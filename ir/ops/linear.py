@@ -49,24 +49,29 @@ class Matmul(MatrixProduct, name="matmul"):
 
 
 class BatchMatmul(MatrixProduct, name="batch_matmul"):
-    """Multiply matrices pairwise along a leading batch axis.
+    """Multiply matrices pairwise along one or more leading batch axes.
 
     %c = batch_matmul %a, %b : f32[8, 4, 16]
     """
 
     def infer(self) -> TensorType:
         """Return a batch of matrices."""
-        a, b = require_rank(self, self.a, 3), require_rank(self, self.b, 3)
-        require_equal(self, a.shape[0], b.shape[0], "batch sizes")
+        a, b = self.a.tensor_type, self.b.tensor_type
+        if a.rank < 3 or a.rank != b.rank:
+            raise self.error("bad-rank", f"expects two batches of matrices, got {a} and {b}")
+        for one, other in zip(a.shape[:-2], b.shape[:-2], strict=True):
+            require_equal(self, one, other, "batch sizes")
         _require_contraction(self, a, b)
-        return TensorType(a.dtype, (a.shape[0], a.shape[1], b.shape[2]), a.device)
+        return TensorType(a.dtype, (*a.shape[:-1], b.shape[-1]), a.device)
 
     def space(self) -> IterationSpace:
         """Run in parallel over the batch; sum over the contracted axis."""
-        (b, i, k), j = self.a.shape, self.b.shape[2]
-        sizes = {"b": b, "i": i, "k": k, "j": j}
+        *batch, i, k = self.a.shape
+        names = ["b"] if len(batch) == 1 else [f"b{n}" for n in range(len(batch))]
+        sizes = {**dict(zip(names, batch, strict=True)), "i": i, "k": k, "j": self.b.shape[-1]}
+        along = " ".join(names)
         return space(
-            "b i k, b k j -> b i j",
+            f"{along} i k, {along} k j -> {along} i j",
             sizes,
             reduction={"k": "sum"},
             linear=_EACH,
