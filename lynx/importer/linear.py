@@ -22,6 +22,7 @@ from .registry import Context, Decline, Imported, imports
 _PRODUCTS: dict[str, type[Matmul | BatchMatmul | Dot | MatrixVector]] = {
     "aten.mm.default": Matmul,
     "aten.bmm.default": BatchMatmul,
+    "lynx.matmul.default": BatchMatmul,
     "aten.dot.default": Dot,
     "aten.vdot.default": Dot,
     "aten.mv.default": MatrixVector,
