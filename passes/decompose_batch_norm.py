@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lynx.ir.core import Value
 from lynx.ir.dims import product
 from lynx.ir.ops.factory import Full
@@ -16,19 +18,25 @@ def _others(x: Value) -> tuple[int, ...]:
     return tuple(dim for dim in range(len(x.shape)) if dim != 1)
 
 
-def _channels(vector: Number, like: Value) -> Number:
-    """Return one value a channel in a shape that is broadcast against `n c s..`."""
-    space = len(like.shape) - 2
-    return vector.reshaped((like.shape[1], *(1,) * space)) if space else vector
+def _channels(vector: Value, like: Value) -> Number:
+    """Return one value a channel in a shape that is broadcast against `n c s..`.
+
+    All that is computed of channels has such a shape, so that it is part of the same kernels.
+    """
+    shape = (1, like.shape[1], *(1,) * (len(like.shape) - 2))
+    return wide(vector).reshaped(shape)
 
 
-def _vector(value: Number, like: Value) -> Number:
-    """Return `1 c 1..` as a vector."""
-    return value.reshaped((like.shape[1],))
+def _scaled(scale: Number, weight: Value | None, like: Value) -> Number:
+    return scale if weight is None else scale * _channels(weight, like)
 
 
-def _scaled(scale: Number, weight: Value | None) -> Number:
-    return scale if weight is None else scale * wide(weight)
+def _as_vectors(values: Sequence[Number], results: Sequence[Value]) -> tuple[Value, ...]:
+    """Return values of channels in the types of results."""
+    return tuple(
+        value.reshaped(result.shape).to(result.tensor_type.dtype)
+        for value, result in zip(values, results, strict=True)
+    )
 
 
 @rule
@@ -45,17 +53,17 @@ def expand_batch_norm(op: BatchNorm) -> tuple[Value, ...] | NoMatch:
 def _by_running(op: BatchNorm) -> tuple[Value, ...]:
     assert op.running_mean is not None
     assert op.running_var is not None
-    scale = _scaled(rsqrt(wide(op.running_var) + op.eps), op.weight)
-    centred = wide(op.x) - _channels(wide(op.running_mean), op.x)
-    result = _shifted(centred * _channels(scale, op.x), op)
+    deviation = rsqrt(_channels(op.running_var, op.x) + op.eps)
+    centred = wide(op.x) - _channels(op.running_mean, op.x)
     empty = (Full(0.0, (0,), v.tensor_type.dtype, v.tensor_type.device) for v in op.results[1:])
-    return (result, *(factory.out for factory in empty))
+    return (_normalized(op, centred, deviation), *(factory.out for factory in empty))
 
 
-def _shifted(value: Number, op: BatchNorm) -> Value:
+def _normalized(op: BatchNorm, centred: Number, deviation: Number) -> Value:
+    result = centred * _scaled(deviation, op.weight, op.x)
     if op.bias is not None:
-        value = value + _channels(wide(op.bias), op.x)
-    return value.to(op.results[0].tensor_type.dtype)
+        result = result + _channels(op.bias, op.x)
+    return result.to(op.results[0].tensor_type.dtype)
 
 
 def _by_batch(op: BatchNorm) -> tuple[Value, ...]:
@@ -64,20 +72,18 @@ def _by_batch(op: BatchNorm) -> tuple[Value, ...]:
     centred = x - average
     squares = total(square(centred), others)
     count = product(op.x.shape[dim] for dim in others)
-    deviation = rsqrt(_vector(squares, op.x) / count + op.eps)
-    scale = _channels(_scaled(deviation, op.weight), op.x)
-    values = [_vector(average, op.x), deviation]
+    deviation = rsqrt(squares / count + op.eps)
+    values = [average, deviation]
     if op.running_mean is not None and op.running_var is not None:
-        variance = _vector(squares, op.x) / (count - 1)
-        values.append(_updated(op.running_mean, values[0], op.momentum))
-        values.append(_updated(op.running_var, variance, op.momentum))
-    pairs = zip(values, op.results[1:], strict=True)
-    statistics = (value.to(result.tensor_type.dtype) for value, result in pairs)
-    return (_shifted(centred * scale, op), *statistics)
+        variance = squares / (count - 1)
+        values.append(_updated(op, op.running_mean, average))
+        values.append(_updated(op, op.running_var, variance))
+    statistics = _as_vectors(values, op.results[1:])
+    return (_normalized(op, centred, deviation), *statistics)
 
 
-def _updated(running: Value, current: Number, momentum: float) -> Number:
-    return current * momentum + wide(running) * (1 - momentum)
+def _updated(op: BatchNorm, running: Value, current: Number) -> Number:
+    return current * op.momentum + _channels(running, op.x) * (1 - op.momentum)
 
 
 @rule
@@ -90,23 +96,21 @@ def expand_batch_norm_backward(op: BatchNormBackward) -> tuple[Value | None, ...
         return refusal
     grad, others = wide(op.grad), _others(op.x)
     average, deviation = _statistics(op)
-    of_x, of_weight, of_bias = op.mask
-    results: list[Number | None] = [None, None, None]
-    scale = _channels(_scaled(deviation, op.weight), op.x)
-    if of_x and not op.training:
-        results[0] = grad * scale
-    if of_weight or of_bias or op.training:
-        centred = wide(op.x) - _channels(average, op.x)
-        sums, products = total(grad, others), total(grad * centred, others)
-        if of_x and op.training:
-            count = product(op.x.shape[dim] for dim in others)
-            slope = _vector(products, op.x) / count * square(deviation)
-            rest = grad - sums / count - centred * _channels(slope, op.x)
-            results[0] = rest * scale
-        results[1:] = [_vector(products, op.x) * deviation, _vector(sums, op.x)]
+    scale = _scaled(deviation, op.weight, op.x)
+    if not (op.training or any(op.mask[1:])):
+        return (grad * scale).to(op.x.tensor_type.dtype), None, None
+    centred = wide(op.x) - average
+    sums, products = total(grad, others), total(grad * centred, others)
+    if op.training:
+        count = product(op.x.shape[dim] for dim in others)
+        slope = products / count * deviation * deviation
+        of_x = (grad - sums / count - centred * slope) * scale
+    else:
+        of_x = grad * scale
+    values = (of_x, products * deviation, sums)
     return tuple(
-        value.to(result.tensor_type.dtype) if wanted and value is not None else None
-        for value, result, wanted in zip(results, op.results, op.mask, strict=True)
+        value.reshaped(result.shape).to(result.tensor_type.dtype) if wanted else None
+        for value, result, wanted in zip(values, op.results, op.mask, strict=True)
     )
 
 
@@ -115,10 +119,11 @@ def _statistics(op: BatchNormBackward) -> tuple[Number, Number]:
     if op.training:
         assert op.mean is not None
         assert op.rstd is not None
-        return wide(op.mean), wide(op.rstd)
+        return _channels(op.mean, op.x), _channels(op.rstd, op.x)
     assert op.running_mean is not None
     assert op.running_var is not None
-    return wide(op.running_mean), rsqrt(wide(op.running_var) + op.eps)
+    deviation = rsqrt(_channels(op.running_var, op.x) + op.eps)
+    return _channels(op.running_mean, op.x), deviation
 
 
 BATCH_NORM_RULES: tuple[Rule, ...] = (expand_batch_norm, expand_batch_norm_backward)

@@ -112,7 +112,7 @@ class Number:
 
     def reshaped(self, shape: tuple[Dim, ...]) -> Number:
         """Return the value with another shape."""
-        return _of(Reshape(self.value, shape))
+        return self if self.value.shape == shape else _of(Reshape(self.value, shape))
 
     def unsqueezed(self, dim: int) -> Number:
         """Return the value with one more dimension, of size 1."""

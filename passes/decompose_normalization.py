@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lynx.ir.core import Value
-from lynx.ir.dims import Dim, floor_div
+from lynx.ir.dims import Dim, floor_div, product
 from lynx.ir.ops.layout import Reshape
 from lynx.ir.ops.normalization import (
     GroupNorm,
@@ -136,7 +136,8 @@ class _Groups:
         self.vector_shape = (groups, members, *(1,) * len(space))
         self.statistics_shape = (batch, groups, *(1,) * (1 + len(space)))
         self.inner = tuple(range(2, len(self.shape)))
-        self.rows = (0, *range(3, len(self.shape)))
+        self.space = self.inner[1:]
+        self.count = product((members, *space))
 
     def split(self, value: Value) -> Number:
         """Return a value of the shape of `x`, in groups."""
@@ -177,14 +178,21 @@ def expand_group_norm_backward(op: GroupNormBackward) -> tuple[Value | None, ...
     groups = _Groups(op.x, op.groups)
     grad, scale = groups.split(op.grad), groups.statistics(op.rstd)
     normal = (groups.split(op.x) - groups.statistics(op.mean)) * scale
-    weighted = _affine(grad, groups.vector(op.weight), None)
-    channels = (op.x.shape[1],)
-    values = (
-        _gradient(weighted, normal, scale, groups.inner).reshaped(op.x.shape),
-        total(grad * normal, groups.rows, keepdim=False).reshaped(channels),
-        total(grad, groups.rows, keepdim=False).reshaped(channels),
+    # Sums over space come first: they are small, and all that the rest needs of the whole.
+    sums, products = total(grad, groups.space), total(grad * normal, groups.space)
+    weight = groups.vector(op.weight)
+    average, slope = (
+        total(_affine(value, weight, None), (2,)) / groups.count for value in (sums, products)
     )
-    return _wanted(values, op.results, op.mask)
+    values = (
+        (_affine(grad, weight, None) - average - normal * slope) * scale,
+        total(products, (0,)),
+        total(sums, (0,)),
+    )
+    return tuple(
+        _as(value.reshaped(like.shape), like) if wants else None
+        for value, like, wants in zip(values, op.results, op.mask, strict=True)
+    )
 
 
 NORMALIZATION_RULES: tuple[Rule, ...] = (
