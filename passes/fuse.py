@@ -17,6 +17,7 @@ from .fusion.cluster import Clusters
 from .fusion.regions import Rewriter
 from .layouts import chosen_strides, has_rule, view_strides
 from .lower import bound_symbols
+from .product_layouts import product_strides
 from .requirements import IS_GRAPH
 
 
@@ -49,7 +50,7 @@ class _Fusion:
         self.graph = graph
         self.context = context
         self.bound = frozenset(bound_symbols(graph.inputs, graph.input_specs))
-        self.strides = _expected_strides(graph)
+        self.strides = _expected_strides(graph, context)
         self.refused: dict[str, None] = {}
         self.clusters = Clusters(graph, self._fits, self._copies, max_ops)
 
@@ -95,11 +96,12 @@ class _Fusion:
         return self.graph.with_ops(ops, rewriter.mapping) if rewriter.regions else self.graph
 
 
-def _expected_strides(graph: Graph) -> dict[Value, tuple[Dim, ...] | None]:
+def _expected_strides(graph: Graph, context: PassContext) -> dict[Value, tuple[Dim, ...] | None]:
     """Return the layouts that values will probably have."""
     strides: dict[Value, tuple[Dim, ...] | None] = {
         value: spec.strides for value, spec in zip(graph.inputs, graph.input_specs, strict=True)
     }
+    products = product_strides(graph) if context.target.has_products else {}
     for op in graph.ops:
         if op.is_view and has_rule(op):
             known = strides.get(op.operands[0])
@@ -110,5 +112,6 @@ def _expected_strides(graph: Graph) -> dict[Value, tuple[Dim, ...] | None]:
             continue
         for result in op.results:
             if isinstance(result.type, TensorType):
-                strides[result] = chosen_strides(op, result.type, strides.get, None)
+                usual = chosen_strides(op, result.type, strides.get, None)
+                strides[result] = products.get(result, usual)
     return strides

@@ -32,6 +32,7 @@ from lynx.ir.types import ScalarType, TensorType, symbols_told
 from .base import PassContext, Remark, Requirement, register_pass
 from .layouts import Strides, chosen_strides, fused_strides, has_rule, view_strides
 from .output_groups import separate_groups
+from .product_layouts import product_strides
 from .requirements import IS_GRAPH
 
 ARENA_DEVICES = ("cpu", "cuda", "xpu")
@@ -102,6 +103,7 @@ class _Lowering:
             if value is not None and spec.strides is not None
         }
         self.refused: dict[str, None] = {}
+        self.products = product_strides(graph) if context.target.has_products else {}
 
     def placements(self) -> list[tuple[Placement, ...]]:
         """Return the placements of each op's results, in order."""
@@ -177,7 +179,8 @@ class _Lowering:
             chosen = fused_strides(op, known, self.wanted.get)
         else:
             chosen = tuple(
-                chosen_strides(op, result.tensor_type, known, self.wanted.get(result))
+                self.products.get(result)
+                or chosen_strides(op, result.tensor_type, known, self.wanted.get(result))
                 for result in op.results
             )
         for result, strides in zip(op.results, chosen, strict=True):
