@@ -10,6 +10,7 @@ print to text that parses to the same.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,9 @@ from lynx.ir.program_text import parse_program, print_program
 from lynx.pass_context import pass_context
 from lynx.passes import parse_pipeline, verify_module
 from tests.filecheck_runner import has_checks, mismatch
+
+# Nothing that is tested may come from what an earlier run has left. Tests of caches ask for one.
+os.environ["LYNX_CACHE"] = "0"
 
 _RUN = re.compile(r"// RUN: (\S.*)")
 _ERROR = re.compile(r"// ERROR\(([\w-]+)\): (\S.*)")

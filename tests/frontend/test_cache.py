@@ -248,7 +248,7 @@ def test_a_full_disk_moves_new_entries_elsewhere(
 
 def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_store(read_settings(environment={"LYNX_CACHE": "0"})) is None
-    store = open_store(read_settings({"cache_dir": str(tmp_path), "cache_size": 3}))
+    store = open_store(read_settings({"cache": True, "cache_dir": str(tmp_path), "cache_size": 3}))
     assert store is not None
     assert (store.folder, store.max_bytes) == (tmp_path, 3 << 20)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
