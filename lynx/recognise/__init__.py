@@ -11,7 +11,9 @@ from lynx.passes import Remark
 
 from .batch_products import spare_copies_of_batches
 from .linear_cross_entropy import fuse_linear_cross_entropy
+from .nodes import fold_sizes, name_of
 
+_LOSSES = ("cross_entropy", "nll_loss", "log_softmax", "logsumexp")
 __all__ = ["recognise"]
 
 
@@ -20,6 +22,9 @@ def recognise(module: torch.fx.GraphModule, minimum_logits_bytes: int) -> list[R
 
     Logits of less than `minimum_logits_bytes` are left to the projection and the loss.
     """
+    if not any(name_of(node) in _LOSSES for node in module.graph.nodes):
+        return []
+    fold_sizes(module.graph)
     remarks = list(fuse_linear_cross_entropy(module.graph, minimum_logits_bytes))
     if spare_copies_of_batches(module.graph) or remarks:
         module.recompile()

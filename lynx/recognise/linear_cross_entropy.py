@@ -22,10 +22,11 @@ from .nodes import (
     Node,
     Refusal,
     changes_grad_mode,
-    changes_memory,
     is_same_shape,
+    may_share_memory,
     tensor_of,
     traced,
+    written_by,
 )
 from .projection import Projection, projection_of, rows_of, weight_of
 from .reductions import Reduction, reduction_of
@@ -116,13 +117,15 @@ def _check_uses(replaced: Sequence[Node], anchor: Node) -> None:
 
 def _check_between(projection: Projection, anchor: Node, replaced: set[Node]) -> None:
     """Check that operands are what they were, and recorded as they were, where the loss is."""
-    operands = (projection.x, projection.weight, projection.bias)
-    needs_grad = any(traced(o).requires_grad for o in operands if o is not None)
+    given = (projection.x, projection.weight, projection.bias)
+    operands = [operand for operand in given if operand is not None]
+    needs_grad = any(traced(operand).requires_grad for operand in operands)
     is_cut = needs_grad and not traced(projection.node).requires_grad
     node = projection.node.next
     while node is not anchor:
-        if node not in replaced and changes_memory(node):
-            raise Refusal(f"'{node}' writes to memory between the projection and the loss")
+        written = [] if node in replaced else written_by(node)
+        if any(may_share_memory(target, operand) for target in written for operand in operands):
+            raise Refusal(f"'{node}' writes to memory of an operand before the loss")
         if is_cut and changes_grad_mode(node):
             raise Refusal(f"'{node}' lies between the projection and the loss")
         node = node.next

@@ -10,7 +10,7 @@ import sympy
 import torch
 import torch.fx
 
-from lynx.compat import is_plain_fake, is_transformed, symbolic_expression
+from lynx.compat import is_plain_fake, is_transformed, storage_identity, symbolic_expression
 
 Node = torch.fx.Node
 Size = int | torch.SymInt
@@ -86,11 +86,47 @@ def is_same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
     return len(a) == len(b) and all(map(is_same_size, a, b))
 
 
-def changes_memory(node: Node) -> bool:
-    """Whether a node may write to memory that it did not make."""
-    name = str(node.target) if node.op == "call_method" else name_of(node)
-    plain = name.endswith("_") and not name.endswith("__")
-    return plain or name == "setitem" or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
+def written_by(node: Node) -> list[Node]:
+    """Return the tensors that a node writes to, by what it is called and given."""
+    name = name_of(node) or str(getattr(node.target, "__name__", ""))
+    items: list[Any] = [node.kwargs.get("out")]
+    in_place = name.endswith("_") and not name.endswith("__")
+    if in_place or name in ("setitem", "iadd", "isub", "imul", "itruediv"):
+        items += node.args[:1]
+    elif node.kwargs.get("inplace"):
+        items += [node.args[0] if node.args else node.kwargs.get("input")]
+    found: list[Node] = []
+    torch.fx.map_arg(items, found.append)
+    return found
+
+
+def may_share_memory(a: Node, b: Node) -> bool:
+    """Whether two tensors may lie in the same memory."""
+    first, second = tensor_of(a), tensor_of(b)
+    if first is None or second is None or is_transformed(first) or is_transformed(second):
+        return True
+    return storage_identity(first) == storage_identity(second)
+
+
+def fold_sizes(graph: torch.fx.Graph) -> None:
+    """Let nothing ask a tensor for a size that is known: a number, or one that another node has."""
+    known: dict[Any, Node] = {}
+    for node in list(graph.nodes):
+        value = node.meta.get("example_value")
+        if node.op == "call_method" and node.target == "size" and isinstance(value, int):
+            _put(value, node)
+        elif isinstance(value, torch.SymInt):
+            first = known.setdefault(expression(value), node)
+            if first is not node and node.op == "call_method":
+                _put(first, node)
+
+
+def _put(item: Any, node: Node) -> None:
+    """Replace a node by another item, and remove it."""
+    for user in list(node.users):
+        user.args = torch.fx.map_arg(user.args, lambda used: item if used is node else used)
+        user.kwargs = torch.fx.map_arg(user.kwargs, lambda used: item if used is node else used)
+    node.graph.erase_node(node)
 
 
 def changes_grad_mode(node: Node) -> bool:
@@ -119,10 +155,10 @@ class Inserter:
                 node = graph.call_function(target, args, kwargs)
         self.added.append(node)
         node.meta.update(self.meta)
-        values = torch.fx.map_arg((args, kwargs), lambda item: item.meta.get("example_value"))
-        flat = torch.utils._pytree.tree_leaves(values)
-        if any(is_transformed(v) for v in flat if isinstance(v, torch.Tensor)):
+        operands = [item.meta.get("example_value") for item in node.all_input_nodes]
+        if any(v is None or (isinstance(v, torch.Tensor) and is_transformed(v)) for v in operands):
             return node
+        values = torch.fx.map_arg((args, kwargs), lambda item: item.meta.get("example_value"))
         given, named = values
         function = getattr(given[0], target) if isinstance(target, str) else target
         node.meta["example_value"] = function(
