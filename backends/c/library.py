@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -99,7 +100,7 @@ def put(store: ArtifactStore, key: str, contents: bytes) -> ctypes.CDLL:
     return library if library is not None else load(contents)
 
 
-def function_of(library: ctypes.CDLL, name: str) -> ctypes._CFuncPtr:
+def function_of(library: ctypes.CDLL, name: str) -> Callable[[bytes], int]:
     """Return a segment's function: it takes packed bytes and returns an integer."""
     try:
         function = library[name]

@@ -16,8 +16,8 @@ from .printer import (
     pointer,
     words_of,
 )
-from .schedule import LANES, TRANSPOSED_BLOCK, Schedule, overwrites
-from .split import Effect, Partial
+from .schedule import TRANSPOSED_BLOCK, Schedule, overwrites
+from .split import LANES, Effect, Partial
 from .sweeps import SweepPrinter, accumulated, accumulator_of, result_axes
 from .text import memory_type, value_type
 
@@ -232,8 +232,8 @@ class NestPrinter:
             return
         accumulators = {e: self._lane_accumulator(e) for e in effects}
         found = [a for a in accumulators.values() if a is not None]
-        for accumulator in found:
-            self.emit(*accumulator.declaration())
+        for known in found:
+            self.emit(*known.declaration())
         self.open_lanes([clause for a in found for clause in a.clauses()])
         for effect in effects:
             accumulator = accumulators[effect]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lynx.ir.dims import product
+from lynx.ir.dims import maximum, product
 from lynx.ir.kernel import (
     Apply,
     Check,
@@ -97,7 +97,9 @@ class _Rewriter:
         return tuple(axis for axis in self.order if axis in axes)
 
     def _welford(self, old: Reduce, x: Scalar) -> tuple[Scalar, ...]:
-        count = self.constant(product(self.sizes[axis] for axis in old.over), x.dtype)
+        # Over no point the mean is 0, as the interpreter has it.
+        size = maximum(1, product(self.sizes[axis] for axis in old.over))
+        count = self.constant(size, x.dtype)
         total = self.reduce("sum", x, old)
         mean = self.apply("div", total, count, dtype=x.dtype)
         deviation = self.apply("sub", x, mean, dtype=x.dtype)

@@ -11,8 +11,8 @@ from lynx.ir.types import DType
 
 from .accumulate import Accumulator, fold, identity, is_float
 from .printer import Expressions, Names, declared
-from .schedule import LANES, Schedule, Sweep, operations
-from .split import Effect, Partial
+from .schedule import Schedule, Sweep, operations
+from .split import LANES, Effect, Partial
 from .text import value_type
 
 SUM_BLOCK = 4096

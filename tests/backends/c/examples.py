@@ -1,0 +1,244 @@
+"""Kernels like those that models need, over any sizes, static or symbolic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from lynx.backends.reference.dtypes import torch_dtype
+from lynx.ir import DType, Kernel
+from lynx.ir.dims import Dim, evaluate
+from lynx.ir.kernel import Index, KernelBuilder, Scalar, Term
+from tests.backends.c.running import row_major
+
+F32, BF16, F16, F64, I64 = DType.F32, DType.BF16, DType.F16, DType.F64, DType.I64
+Example = Callable[[Dim, Dim], Kernel]
+
+
+class Sheet(KernelBuilder):
+    """A builder with two axes, and short names for what examples need."""
+
+    def __init__(self, n: Dim, m: Dim) -> None:
+        super().__init__()
+        self.n, self.m = n, m
+        self.axis("i", n)
+        self.axis("j", m)
+
+    def read(self, name: str, *axes: str, dtype: DType = F32) -> Scalar:
+        """Load an element of a contiguous tensor; low precision becomes `f32`."""
+        index = row_major(self, *axes)
+        loaded = self.load(self.buffer(name, dtype, self.extent(axes)), index)
+        return self.convert(loaded, F32) if dtype.is_low_precision else loaded
+
+    def write(self, name: str, value: Scalar, *axes: str, dtype: DType | None = None) -> None:
+        dtype = dtype or value.dtype
+        buffer = self.buffer(name, dtype, self.extent(axes), is_written=True)
+        self.store(buffer, row_major(self, *axes), self.convert(value, dtype))
+
+    def extent(self, axes: tuple[str, ...]) -> Dim:
+        size: Dim = 1
+        for axis in axes:
+            size = size * self.axes[axis].size
+        return size
+
+    def f(self, function: str, *arguments: Scalar | float) -> Scalar:
+        """Apply a function; numbers become constants of the type of the other operand."""
+        dtype = next(a.dtype for a in arguments if isinstance(a, Scalar))
+        scalars = [a if isinstance(a, Scalar) else self.constant(a, dtype) for a in arguments]
+        return self.apply(function, *scalars, dtype=dtype)
+
+    def total(self, x: Scalar, *over: str) -> Scalar:
+        return self.reduce("sum", x, over)[0]
+
+
+def softmax_of_rows(n: Dim, m: Dim) -> Kernel:
+    b = Sheet(n, m)
+    x = b.read("x", "i", "j")
+    (largest,) = b.reduce("max", x, ("j",))
+    power = b.f("exp", b.f("sub", x, largest))
+    b.write("y", b.f("div", power, b.total(power, "j")), "i", "j")
+    return b.build("softmax")
+
+
+def softmax_of_columns(n: Dim, m: Dim) -> Kernel:
+    b = Sheet(n, m)
+    x = b.read("x", "i", "j")
+    largest, total = b.reduce("softmax", x, ("i",))
+    b.write("y", b.f("div", b.f("exp", b.f("sub", x, largest)), total), "i", "j")
+    return b.build("softmax_columns")
+
+
+def layer_norm(n: Dim, m: Dim) -> Kernel:
+    b = Sheet(n, m)
+    x, w = b.read("x", "i", "j", dtype=BF16), b.read("w", "j")
+    mean, squares = b.reduce("welford", x, ("j",))
+    count = b.constant(m, F32)
+    scale = b.f("rsqrt", b.f("add", b.f("div", squares, count), 1e-5))
+    y = b.f("mul", b.f("mul", b.f("sub", x, mean), scale), w)
+    b.write("y", y, "i", "j", dtype=BF16)
+    b.write("mean", mean, "i")
+    b.write("scale", scale, "i")
+    return b.build("layer_norm")
+
+
+def layer_norm_backward(n: Dim, m: Dim) -> Kernel:
+    b = Sheet(n, m)
+    g, h, w = b.read("g", "i", "j"), b.read("h", "i", "j"), b.read("w", "j")
+    scaled = b.f("mul", g, w)
+    first = b.f("div", b.total(scaled, "j"), b.constant(m, F32))
+    second = b.f("div", b.total(b.f("mul", scaled, h), "j"), b.constant(m, F32))
+    b.write("dx", b.f("sub", b.f("sub", scaled, first), b.f("mul", h, second)), "i", "j")
+    b.write("dw", b.total(b.f("mul", g, h), "i"), "j")
+    b.write("db", b.total(g, "i"), "j")
+    return b.build("layer_norm_backward")
+
+
+def batch_norm(n: Dim, m: Dim) -> Kernel:
+    """Channels last: statistics of columns, used along the columns."""
+    b = Sheet(n, m)
+    x = b.read("x", "i", "j")
+    mean, squares = b.reduce("welford", x, ("i",))
+    variance = b.f("div", squares, b.constant(n, F32))
+    scale = b.f("rsqrt", b.f("add", variance, 1e-5))
+    b.write("y", b.f("mul", b.f("sub", x, mean), scale), "i", "j")
+    b.write("variance", variance, "j")
+    return b.build("batch_norm")
+
+
+def loss(n: Dim, m: Dim) -> Kernel:
+    """The mean cross-entropy of rows, with targets."""
+    b = Sheet(n, m)
+    x = b.read("x", "i", "j")
+    largest, total = b.reduce("softmax", x, ("j",))
+    target = b.read("target", "i", dtype=I64)
+    index = Index((Term("i", m), Term(target)))
+    chosen = b.load(b.buffers[0], index)
+    row = b.f("sub", b.f("add", b.f("log", total), largest), chosen)
+    mean = b.f("div", b.total(row, "i"), b.constant(n, F32))
+    b.write("loss", mean)
+    return b.build("loss")
+
+
+def normalized(n: Dim, m: Dim) -> Kernel:
+    """Everything depends on one number made of everything."""
+    b = Sheet(n, m)
+    x = b.read("x", "i", "j")
+    norm = b.f("sqrt", b.total(b.f("mul", x, x), "i", "j"))
+    b.write("y", b.f("div", x, b.f("add", norm, 1e-6)), "i", "j")
+    return b.build("normalized")
+
+
+def sums_of_both(n: Dim, m: Dim) -> Kernel:
+    b = Sheet(n, m)
+    x = b.read("x", "i", "j", dtype=F64)
+    b.write("rows", b.total(x, "j"), "i")
+    b.write("columns", b.total(x, "i"), "j")
+    b.write("all", b.total(x, "i", "j"))
+    b.write("largest", b.reduce("max", x, ("i", "j"))[0])
+    return b.build("sums")
+
+
+def extremes(n: Dim, m: Dim) -> Kernel:
+    b = Sheet(n, m)
+    x = b.read("x", "i", "j")
+    for name, over, kept in (
+        ("rows", ("j",), "i"),
+        ("columns", ("i",), "j"),
+        ("all", ("i", "j"), ""),
+    ):
+        value, place = b.reduce("argmax", x, over)
+        b.write(f"{name}_value", value, *kept)
+        b.write(f"{name}_place", place, *kept)
+    return b.build("extremes")
+
+
+def transposed(n: Dim, m: Dim) -> Kernel:
+    b = Sheet(n, m)
+    x = b.load(b.buffer("x", F32, b.extent(("i", "j"))), Index((Term("j", n), Term("i"))))
+    b.write("y", b.f("add", x, b.read("c", "j")), "i", "j")
+    return b.build("transposed")
+
+
+def gelu_in_half(n: Dim, m: Dim) -> Kernel:
+    b = Sheet(n, m)
+    x = b.read("x", "i", "j", dtype=F16)
+    inner = b.f("add", b.f("erf", b.f("mul", x, 2**-0.5)), 1.0)
+    b.write("y", b.f("mul", b.f("mul", x, 0.5), inner), "i", "j", dtype=F16)
+    return b.build("gelu")
+
+
+def embedding_gradient(n: Dim, m: Dim) -> Kernel:
+    """Rows are added where an index says, some several times."""
+    b = Sheet(n, m)
+    row = b.read("index", "i", dtype=I64)
+    g = b.read("g", "i", "j")
+    out = b.buffer("out", F32, 10 * m, is_written=True)
+    b.store(out, Index((Term(row, m), Term("j"))), g, combine="add")
+    return b.build("embedding_gradient")
+
+
+def histogram(n: Dim, m: Dim) -> Kernel:
+    b = Sheet(n, m)
+    place = b.read("index", "i", "j", dtype=I64)
+    out = b.buffer("out", I64, 10, is_written=True)
+    b.store(out, Index((Term(place),)), b.constant(1, I64), combine="add")
+    return b.build("histogram")
+
+
+def scaled_in_place(n: Dim, m: Dim) -> Kernel:
+    """Rows are overwritten by what is made of their sums."""
+    b = Sheet(n, m)
+    x = b.buffer("x", F32, b.extent(("i", "j")), is_written=True)
+    index = row_major(b, "i", "j")
+    value = b.load(x, index)
+    result = b.f("sub", value, b.f("mul", b.total(value, "j"), 0.125))
+    b.store(x, index, result)
+    b.write("columns", b.total(value, "i"), "j")
+    return b.build("in_place")
+
+
+def joined(n: Dim, m: Dim) -> Kernel:
+    """Two tensors side by side, and zeros that are partly overwritten."""
+    b = Sheet(n, m)
+    x, y = b.read("x", "i", "j"), b.read("y", "i", "j")
+    out = b.buffer("out", F32, 2 * b.extent(("i", "j")), is_written=True)
+    b.store(out, Index((Term("i", 2 * m), Term("j"))), x)
+    b.store(out, Index((Term("i", 2 * m), Term("j")), m), y)
+    zeros = b.buffer("zeros", F32, b.extent(("i", "j")), is_written=True)
+    b.store(zeros, row_major(b, "i", "j"), b.constant(0.0, F32))
+    b.store(zeros, Index((Term("j"),)), b.f("mul", b.read("z", "j"), 2.0))
+    return b.build("joined")
+
+
+def shifted(n: Dim, m: Dim) -> Kernel:
+    """Each row moved by one, with zero where nothing is: masked loads."""
+    b = Sheet(n, m)
+    place = b.position(Index((Term("j"),), -1))
+    inside = b.apply("ge", place, b.constant(0, I64), dtype=DType.BOOL)
+    x = b.buffer("x", BF16, b.extent(("i", "j")))
+    moved = b.load(x, Index((Term("i", m), Term("j")), -1), inside, 0.0)
+    b.write("y", moved, "i", "j")
+    return b.build("shifted")
+
+
+EXAMPLES: list[Example] = [
+    softmax_of_rows, softmax_of_columns, layer_norm, layer_norm_backward, batch_norm, loss,
+    normalized, sums_of_both, extremes, transposed, gelu_in_half, embedding_gradient, histogram,
+    scaled_in_place, joined, shifted,
+]  # fmt: skip
+
+
+def buffers_of(kernel: Kernel, symbols: dict[str, int], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Contents for a kernel's buffers; integers are places below 10 and below the sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [evaluate(axis.size, symbols) for axis in kernel.axes]
+    buffers = {}
+    for buffer in kernel.buffers:
+        count, dtype = evaluate(buffer.extent, symbols), torch_dtype(buffer.dtype)
+        if dtype.is_floating_point:
+            values = torch.randn(count, generator=generator, dtype=torch.float64)
+        else:
+            values = torch.randint(0, max(1, min(10, *sizes)), (count,), generator=generator)
+        buffers[buffer.name] = values.to(dtype)
+    return buffers
