@@ -16,7 +16,7 @@ from lynx.ir.dims import contiguous_strides
 from lynx.ir.ops.fusion import Fused
 from lynx.pass_context import pass_context
 from lynx.passes import Fuse, PassContext, Target, parse_pipeline
-from lynx.passes.fusion import kernel_of
+from lynx.passes.fusion import KernelFactory, kernel_of
 from tests.passes.values import evaluate_dense
 from tests.strategies import graphs, inputs_for
 from tests.tools.fused import kernels_of, values_by_kernels
@@ -253,3 +253,25 @@ def test_results_may_lie_in_another_order_and_over_an_input() -> None:
     expected = x + y.T
     run_kernel(kernel, {"x0": x.view(-1), "x1": y.view(-1)})
     torch.testing.assert_close(x, expected)
+
+
+def test_equal_groups_share_a_kernel() -> None:
+    text = """graph @f(%x: f32[4, 6], %y: f32[4, 6]) {{
+      %0 = add %x, {} : f32[4, 6]
+      %1 = exp %0 : f32[4, 6]
+      %2 = matmul %1, %z : f32[4, 6]
+      return %2
+    }}"""
+    row_major = contiguous_strides((4, 6))
+    factory = KernelFactory()
+
+    def kernel(number: str, strides: tuple[int, ...] = (6, 1)) -> object:
+        graph = fused(
+            text.format(number).replace("%z", "%w").replace("%y: f32[4, 6]", "%w: f32[6, 6]")
+        )
+        (op,) = (op for op in graph.ops if isinstance(op, Fused))
+        return factory.kernel_of(op, [strides], [row_major], {})
+
+    assert kernel("0.0") is kernel("0.0")
+    assert kernel("0.0") is not kernel("-0.0")
+    assert kernel("0.0") is not kernel("0.0", (1, 4))
