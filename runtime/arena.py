@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from .tensors import new_storage
-from .torch_internals import storage_use_count
+from .tensors import Memory
 
 Views = tuple[torch.Tensor, ...]
 
@@ -25,10 +24,10 @@ MAX_IDLE_BLOCKS = 4
 """Blocks kept for each device and stream while nobody uses them."""
 
 MAX_IDLE_SAVED = 2
-"""Storages kept for what backward needs, for each program, while nobody uses them."""
+"""Pieces of memory kept for what backward needs, for each program, while nobody uses them."""
 
 MAX_TRACKED_SAVED = 8
-"""Storages in use that are looked at again; further ones are freed when their tensors are."""
+"""Pieces in use that are looked at again; further ones are freed when their tensors are."""
 
 MAX_SIZES = 8
 """For how many combinations of sizes a block keeps the tensors of one program."""
@@ -37,12 +36,12 @@ MAX_SIZES = 8
 class Block:
     """A piece of memory of one device, with the tensors that each program has in it."""
 
-    __slots__ = ("key", "size", "storage", "views")
+    __slots__ = ("key", "memory", "size", "views")
 
     def __init__(self, key: Any, size: int, device: str) -> None:
         self.key = key
         self.size = size
-        self.storage = new_storage(size, device)
+        self.memory = Memory(size, device)
         self.views: dict[int, dict[tuple[int, ...], Views]] = {}
 
 
@@ -115,7 +114,7 @@ Plan = Callable[[tuple[int, ...]], tuple[tuple[int, ...], int]]
 """From the values of the symbols to the offsets of the buffers and the size of the arena."""
 
 Maker = Callable[..., Views]
-"""From a storage, the offsets and the values of the symbols to the tensors of a program."""
+"""From memory, the offsets and the values of the symbols to the tensors of a program."""
 
 
 class TemporaryArena:
@@ -139,66 +138,63 @@ class TemporaryArena:
             if views is None:
                 if len(by_sizes) >= MAX_SIZES:
                     del by_sizes[next(iter(by_sizes))]
-                views = by_sizes[symbols] = self._made(block.storage, offsets, symbols)
+                views = by_sizes[symbols] = self._made(block.memory, offsets, symbols)
         except BaseException:
             self.pool.give(block)
             raise
         return block, views
 
-    def _made(
-        self, storage: torch.UntypedStorage, offsets: tuple[int, ...], symbols: tuple[int, ...]
-    ) -> Views:
+    def _made(self, memory: Memory, offsets: tuple[int, ...], symbols: tuple[int, ...]) -> Views:
         with torch.inference_mode(False), torch.no_grad():
-            return self._make(storage, offsets, *symbols)
+            return self._make(memory, offsets, *symbols)
 
 
 class SavedArena:
     """The arena of one program on one device for what is kept for backward.
 
-    Each call gets a storage to which nothing refers but this object: then no tensor of an earlier
-    call is alive that could be overwritten.
+    Each call gets memory in which no tensor of an earlier call is alive that could be overwritten.
     """
 
     def __init__(self, device: str, plan: Plan, make: Maker) -> None:
         self.device = device
         self._plan = plan
         self._make = make
-        self._storages: dict[Any, list[torch.UntypedStorage]] = {}
+        self._kept: dict[Any, list[Memory]] = {}
         self._lock = threading.Lock()
 
     def take(self, *symbols: int) -> Views:
         """Return new tensors in memory that no living tensor uses."""
         offsets, size = self._plan(symbols)
         key = stream_of(self.device)
-        storage = self._idle_storage(key, size)
-        if storage is None:
-            storage = new_storage(size, self.device)
-        views = self._make(storage, offsets, *symbols)
+        memory = self._idle(key, size)
+        if memory is None:
+            memory = Memory(size, self.device)
+        views = self._make(memory, offsets, *symbols)
         with self._lock:
-            tracked = self._storages.setdefault(key, [])
+            tracked = self._kept.setdefault(key, [])
             if len(tracked) < MAX_TRACKED_SAVED:
-                tracked.append(storage)
+                tracked.append(memory)
         return views
 
-    def _idle_storage(self, key: Any, size: int) -> torch.UntypedStorage | None:
-        """Take an idle storage that is large enough; drop those that are too small or too many."""
+    def _idle(self, key: Any, size: int) -> Memory | None:
+        """Take idle memory that is large enough; drop what is too small or too much."""
         with self._lock:
-            found: torch.UntypedStorage | None = None
+            found: Memory | None = None
             idle = 0
             kept = []
-            for storage in self._storages.get(key, ()):
-                if storage_use_count(storage) > 1:
-                    kept.append(storage)
-                elif found is None and storage.nbytes() >= size:
-                    found = storage
-                elif storage.nbytes() >= size and idle + 1 < MAX_IDLE_SAVED:
+            for memory in self._kept.get(key, ()):
+                if not memory.is_idle:
+                    kept.append(memory)
+                elif found is None and memory.size >= size:
+                    found = memory
+                elif memory.size >= size and idle + 1 < MAX_IDLE_SAVED:
                     idle += 1
-                    kept.append(storage)
+                    kept.append(memory)
             if kept or found is not None:
-                self._storages[key] = kept
+                self._kept[key] = kept
             return found
 
     def release(self) -> None:
-        """Let go of all storages; those in use are freed when their tensors are."""
+        """Let go of all memory; what is in use is freed when its tensors are."""
         with self._lock:
-            self._storages.clear()
+            self._kept.clear()

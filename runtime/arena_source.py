@@ -6,10 +6,11 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from lynx.ir.core import Value
 from lynx.ir.dims import free_symbols, python_source
+from lynx.ir.types import DType
 from lynx.passes.plan_memory import BufferGroup
 
+from .dtypes import torch_dtype
 from .expressions import Constants, Names
 
 ROLES = ("block", "take", "give", "tensors", "sizes")
@@ -32,16 +33,17 @@ class ArenaSource:
     maker: str
     sizes: str
     lines: list[str] = field(default_factory=list)
-    ready: dict[Value, str] = field(default_factory=dict)
     used: dict[str, None] = field(default_factory=dict)
     addresses: dict[tuple[int | None, ...], str] = field(default_factory=dict)
+    bases: dict[DType, str] = field(default_factory=dict)
 
     @classmethod
     def named(cls, group: BufferGroup, names: Names) -> ArenaSource:
         """Return the source of an arena, with names that nothing else has."""
         prefix = f"{'saved_' if group.saved else ''}{group.device.replace(':', '')}"
         symbols = tuple(free_symbols(_dims_of(group)))
-        return cls(group, symbols, *(names.unique(f"{prefix}_{role}") for role in ROLES))
+        block, take, give, maker, sizes = (names.unique(f"{prefix}_{role}") for role in ROLES)
+        return cls(group, symbols, block, take, give, maker, sizes)
 
     @property
     def is_planned(self) -> bool:
@@ -56,14 +58,22 @@ class ArenaSource:
             starts = ["start" if i is None else f"start + offsets[{i}]" for i in chosen]
             pack = constants.name(packer(len(chosen), 0), f"pack_{len(chosen)}")
             if len(self.addresses) == 1:
-                self.lines.append("start = storage.data_ptr()")
+                self.lines.append("start = memory.start")
             self.lines.append(f"{known} = {pack}({', '.join(starts)})")
             self.used[known] = None
         return known
 
+    def base(self, dtype: DType, names: Names) -> str:
+        """Return the name of the tensor at the start of the arena of which others are made."""
+        known = self.bases.get(dtype)
+        if known is None:
+            known = self.bases[dtype] = names.unique(f"{self.maker}_{dtype}")
+            self.lines.append(f"{known} = memory.base({torch_dtype(dtype)})")
+        return known
+
     def functions(self) -> list[str]:
         """Return the lines of the functions that make the arena."""
-        parameters = ", ".join(("storage", "offsets", *self.symbols))
+        parameters = ", ".join(("memory", "offsets", *self.symbols))
         lines = [f"def {self.maker}({parameters}):"]
         lines += [f"    {line}" for line in self.lines]
         lines += [f"    return ({''.join(f'{name}, ' for name in self.used)})", ""]

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from lynx.ir.core import Value
 from lynx.ir.dims import free_symbols
 from lynx.ir.program import Return, Write
 from lynx.ir.types import TensorType
 
 from .lines import Lines
+from .places import Places
 from .tensors import copied, restrided, unshared
 
 
-def write_border(lines: Lines) -> None:
+def write_border(lines: Lines, places: Places) -> None:
     """Append what hands out the outputs and writes the mutated inputs."""
-    _Border(lines).write()
+    _Border(lines, places).write()
 
 
 class _Border:
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: Lines, places: Places) -> None:
         self.lines = lines
+        self.places = places
         self.program = lines.program
-        self.owners: Counter[Value] | None = None
 
     def write(self) -> None:
         graph = self.program.graph
@@ -53,7 +52,7 @@ class _Border:
             source = f"{lines.helper(unshared)}({name}, {wanted}, ({others},))"
         elif place.restride:
             source = f"{lines.helper(restrided)}({name}, {wanted})"
-        elif self._is_lonely_view(value):
+        elif self.program.bases[value] is not value and self._is_noted(value):
             source = f"{name}.data"  # a view would carry a note that it was made without autograd
         else:
             return name
@@ -61,16 +60,10 @@ class _Border:
         lines.lines.append(f"{output} = {source}")
         return output
 
-    def _is_lonely_view(self, value: Value) -> bool:
-        """Whether an output is the only one in memory that the program allocated for it."""
-        program = self.program
-        base = program.bases[value]
-        if base is None or base is value or base.op is None:
-            return False
-        if self.owners is None:
-            roots = (program.roots_of(v) for v in program.graph.outputs if v is not None)
-            self.owners = Counter(root for found in roots for root in found)
-        return self.owners[base] == 1
+    def _is_noted(self, value: Value) -> bool:
+        """Whether an output was made as a view, and no other output is to be one with it."""
+        is_separate = self.places.anchor(value) is not None
+        return not is_separate and self.places.is_lonely(value)
 
     def _writes(self) -> None:
         sources: dict[int, str] = {}

@@ -17,7 +17,7 @@ from lynx.ir.errors import CompileError
 
 HELPERS = (
     *("args", "torch", "min", "max", "tuple", "list"),
-    *("storage", "offsets", "start", "error"),
+    *("memory", "offsets", "start", "error"),
 )
 """Names that generated programs use for themselves."""
 

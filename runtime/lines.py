@@ -107,7 +107,6 @@ class Lines:
     def make_ready(self, arena: ArenaSource, value: Value, source: str) -> None:
         """Let the arena hold the tensor of a value, so that no call has to make it."""
         arena.lines.append(f"{self.locals[value]} = {source}")
-        arena.ready[value] = self.locals[value]
         self.owner[value] = arena
 
     def helper(self, function: Callable[..., Any]) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lynx.ir.core import Value
+from lynx.ir.dims import is_static
 from lynx.ir.errors import LynxError
 from lynx.ir.kernel import Kernel
 from lynx.ir.native import KernelCall, NativeFunction, SegmentCompiler
 from lynx.ir.ops.aten import Resource, Symbolic
-from lynx.ir.program import InPlace, Placement, Program, Target, sources
+from lynx.ir.program import Program, sources
 from lynx.passes.base import Remark
 
 from .places import Places
@@ -99,21 +100,22 @@ def _needed(native: NativeProgram) -> set[Value]:
     for index in reversed(range(len(program.steps))):
         step = program.steps[index]
         if index in native.steps:
-            over = zip(step.op.results, step.placements, strict=True)
-            needed.update(_overwritten(p) for v, p in over if v in needed and _is_over(p))
+            for value, placement in zip(step.op.results, step.placements, strict=True):
+                if value in needed:
+                    needed.update(_made_from(native.places, value, sources(placement)))
         elif native.places.is_view(step.op):
             if step.op.out in needed:
-                needed.add(step.op.operands[0])
+                needed.update(_made_from(native.places, step.op.out, step.op.operands[:1]))
         elif not isinstance(step.op, Resource | Symbolic):
             needed.update(step.op.operands)
             needed.update(step.op.results)
     return needed
 
 
-def _is_over(placement: Placement) -> bool:
-    return isinstance(placement, InPlace | Target)
-
-
-def _overwritten(placement: Placement) -> Value:
-    (value,) = sources(placement)
-    return value
+def _made_from(places: Places, value: Value, below: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Return the tensors that it takes to make that of a value which lies in those `below`."""
+    place = places.anchor(value)
+    if place is None:
+        return below
+    is_fixed = is_static((*value.shape, *place.strides, place.offset))
+    return () if is_fixed else (place.root,)

@@ -1,7 +1,8 @@
-"""Where values lie in the memory of the process: an address known up to the start of a tensor."""
+"""Where values lie in memory: each at a known distance from the start of a tensor."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim, contiguous_strides, product, simplify
 from lynx.ir.ops.aten import Resource
 from lynx.ir.ops.layout import Reshape
-from lynx.ir.program import InPlace, Placement, Program, Target, View
+from lynx.ir.program import Arena, Fresh, InPlace, Placement, Program, Saved, Target, View
 from lynx.ir.types import TensorType
 from lynx.passes.layouts import has_rule, view_offset, view_strides
 
@@ -30,13 +31,16 @@ class Place:
 
 
 class Places:
-    """The places of a program's values on the CPU, as far as they can be known.
+    """The places of a program's values, as far as they can be known.
 
     What torch lays out as it likes is made row-major before its address is taken: `flattened` holds
     the roots for which that must be done, nothing if torch has done so already.
     """
 
     def __init__(self, program: Program, resources: Mapping[str, Any]) -> None:
+        self.program = program
+        self.placements = program.placements
+        self._owners: Counter[Value] | None = None
         self.flattened: dict[Value, None] = {}
         self._known: dict[Value, Place] = {}
         for value in program.graph.inputs:
@@ -49,8 +53,40 @@ class Places:
                     self._result(step.op, value, placement)
 
     def find(self, value: Value) -> Place | None:
-        """Return the place of a value, None if it is no tensor on the CPU."""
+        """Return the place of a value, None if that cannot be known."""
         return self._known.get(value)
+
+    def on_cpu(self, value: Value) -> Place | None:
+        """Return the place of a value in memory that native code can reach."""
+        is_near = isinstance(value.type, TensorType) and value.type.device == "cpu"
+        return self._known.get(value) if is_near else None
+
+    def anchor(self, value: Value) -> Place | None:
+        """Return the place of a value that lies in another for which the program allocates memory.
+
+        Its tensor can be made without that of any view between them.
+        """
+        place = self._known.get(value)
+        if place is None or place.root is value or place.root.op is None:
+            return None
+        if value.tensor_type.dtype is not place.root.tensor_type.dtype:
+            return None
+        placement = self.placements[place.root]
+        if isinstance(placement, Fresh):
+            return place if self.is_lonely(value) else None
+        return place if isinstance(placement, Arena | Saved) else None
+
+    def is_lonely(self, value: Value) -> bool:
+        """Whether at most one output lies in the memory of the result that a value lies in.
+
+        If there are more, they are views of each other, as in eager.
+        """
+        if self._owners is None:
+            outputs = (output for output in self.program.graph.outputs if output is not None)
+            roots = (self.program.roots_of(output) for output in outputs)
+            self._owners = Counter(root for found in roots for root in found)
+        base = self.program.bases[value]
+        return base is not None and base.op is not None and self._owners[base] <= 1
 
     def is_view(self, op: Op) -> bool:
         """Whether the result of an op is only another way to look at its operand."""
@@ -70,7 +106,7 @@ class Places:
             self._own(value, placement.strides)
 
     def _own(self, value: Value, strides: tuple[Dim, ...] | None) -> None:
-        if not isinstance(value.type, TensorType) or value.type.device != "cpu":
+        if not isinstance(value.type, TensorType) or value.type.sharding is not None:
             return
         if strides is None:
             self.flattened[value] = None

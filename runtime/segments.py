@@ -113,8 +113,8 @@ class NativeSteps:
 
     def _kernel(self, op: Op, fused: Fused, step: Step) -> NativeStep | None:
         """Return the kernel of an op, which is `fused` or means the same."""
-        inputs = [self.places.find(value) for value in fused.inputs]
-        results = [self.places.find(value) for value in op.results]
+        inputs = [self.places.on_cpu(value) for value in fused.inputs]
+        results = [self.places.on_cpu(value) for value in op.results]
         if any(_is_elsewhere(*pair) for pair in zip(fused.inputs, inputs, strict=True)):
             return None
         if not all(results):
@@ -143,7 +143,7 @@ class NativeSteps:
         return KernelStep(kernel, tuple(named[buffer.name] for buffer in kernel.buffers), op.loc)
 
     def _product(self, op: MatrixProduct) -> NativeStep | None:
-        a, b, out = (self.places.find(value) for value in (op.a, op.b, op.out))
+        a, b, out = (self.places.on_cpu(value) for value in (op.a, op.b, op.out))
         if not isinstance(op, PRODUCTS) or a is None or b is None or out is None:
             return None
         strides = (a.strides, b.strides, out.strides)

@@ -12,15 +12,12 @@ from lynx.ir.dims import free_symbols, python_source
 from lynx.ir.errors import InternalError
 from lynx.ir.ops.aten import Aten, Resource, Symbolic
 from lynx.ir.program import (
-    Arena,
     Fresh,
     InPlace,
     Placement,
     Program,
-    Saved,
     Step,
     Target,
-    View,
     equal_strides,
 )
 from lynx.ir.types import TensorType
@@ -30,9 +27,10 @@ from .border import write_border
 from .dtypes import torch_dtype
 from .lines import Lines
 from .native import NativeProgram
+from .places import Place
 from .segments import PlacedSegment
-from .tensors import flat, place, raise_failure, restrided
-from .torch_internals import direct_call
+from .tensors import flat, raise_failure, restrided
+from .torch_internals import direct_call, empty_on_cpu, reinterpreted
 
 CallOf = Callable[[Op], Call]
 
@@ -72,6 +70,7 @@ class _Writer:
         self.lines = Lines(program, resources)
         self.spelled: dict[Value, Any] = {}
         self.flats: dict[Value, str] = {}
+        self.buffers: dict[Value, tuple[ArenaSource, int]] = {}
 
     def write(self) -> Source:
         lines = self.lines
@@ -79,31 +78,67 @@ class _Writer:
         for arena in lines.arenas:
             lines.require(arena.symbols, arena.group.buffers[0].value.op)
             for index, buffer in enumerate(arena.group.buffers):
+                self.buffers[buffer.value] = (arena, index)
                 if buffer.value in self.native.needed:
-                    self._place(arena, index, buffer.value, buffer.placement)
+                    assert buffer.placement.strides is not None, buffer
+                    self._place(buffer.value, Place(buffer.value, 0, buffer.placement.strides))
         for index, step in enumerate(self.program.steps):
             self._step(index, step)
-        write_border(lines)
+        write_border(lines, self.native.places)
         text = lines.text(self.flats.values())
         return Source(text, lines.entry, lines.constants.globals, lines.arenas)
 
-    def _place(
-        self, arena: ArenaSource, index: int, value: Value, placement: Arena | Saved
-    ) -> None:
-        assert placement.strides is not None, placement
-        type_ = value.tensor_type
-        offset = f"offsets[{index}]" if placement.offset is None else str(placement.offset)
-        shape, strides = map(self.lines.expressions.dims, (type_.shape, placement.strides))
-        dtype = torch_dtype(type_.dtype)
-        call = f"{self.lines.helper(place)}(storage, {offset}, {shape}, {strides}, {dtype})"
-        self.lines.make_ready(arena, value, call)
+    def _place(self, value: Value, place: Place) -> bool:
+        """Let the arena hold the tensor of a value that lies in it, if it can be made there."""
+        found = self.buffers.get(place.root)
+        if found is None:
+            return False
+        arena, index = found
+        symbols = free_symbols((*value.shape, *place.strides, place.offset))
+        if not set(symbols) <= set(arena.symbols):
+            return False
+        offset = arena.group.buffers[index].placement.offset
+        start = f"offsets[{index}]" if offset is None else str(offset)
+        dtype = value.tensor_type.dtype
+        if offset is not None and isinstance(place.offset, int):
+            skipped = str((offset + place.offset) // dtype.itemsize)
+        elif place.offset == 0:
+            skipped = f"{start} // {dtype.itemsize}"
+        else:
+            skipped = f"({start} + {python_source(place.offset)}) // {dtype.itemsize}"
+        base = arena.base(dtype, self.lines.names)
+        self.lines.make_ready(arena, value, self._reinterpreted(base, value, place, skipped))
+        return True
+
+    def _reinterpreted(self, base: str, value: Value, place: Place, skipped: str) -> str:
+        shape, strides = map(self.lines.expressions.dims, (value.shape, place.strides))
+        function = self.lines.constants.name(reinterpreted, "reinterpreted")
+        return f"{function}({base}, {shape}, {strides}, {skipped})"
+
+    def _anchored(self, op: Op, value: Value) -> bool:
+        """Make the tensor of a value that lies in memory which the program allocates."""
+        place = self.native.places.anchor(value)
+        if place is None:
+            return False
+        if self._place(value, place):
+            return True
+        self.lines.require(free_symbols((*value.shape, *place.strides, place.offset)), op)
+        itemsize = value.tensor_type.dtype.itemsize
+        if isinstance(place.offset, int):
+            skipped = str(place.offset // itemsize)
+        else:
+            skipped = f"({python_source(place.offset)}) // {itemsize}"
+        source = self._reinterpreted(self.lines.use(place.root), value, place, skipped)
+        self.lines.add(op, f"{self.lines.locals[value]} = {source}")
+        return True
 
     def _step(self, index: int, step: Step) -> None:
         op = step.op
         if index in self.native.steps:
             self._native(index, step)
             return
-        if self.native.places.is_view(op) and op.out not in self.native.needed:
+        is_view = self.native.places.is_view(op)
+        if is_view and op.out not in self.native.needed:
             return  # only native code looks at it, by its address
         if isinstance(op, Resource):
             tensor = self.lines.constants.resource(op.key)
@@ -113,7 +148,7 @@ class _Writer:
             self.lines.add(op, f"{self.lines.locals[op.out]} = {python_source(op.expr)}")
         elif step.is_written:
             self._written(step)
-        elif not self._is_ready_view(step):
+        elif not (is_view and self._anchored(op, op.out)):
             self._called(step)
         for result in op.results:
             if result not in self.lines.owner:
@@ -196,18 +231,16 @@ class _Writer:
             type_ = result.tensor_type
             self.lines.require(free_symbols((*type_.shape, *placement.strides)), op)
             shape, strides = map(self.lines.expressions.dims, (type_.shape, placement.strides))
-            self.lines.add(
-                op,
-                f"{name} = torch.empty_strided({shape}, {strides}, "
-                f"dtype={torch_dtype(type_.dtype)}, device={type_.device!r})",
-            )
-        elif isinstance(placement, InPlace | Target):
-            assert placement.of is not None, placement
-            arena = self.lines.owner.get(placement.of)
-            if arena is not None:
-                self.lines.make_ready(arena, result, self.lines.locals[placement.of])
+            dtype = torch_dtype(type_.dtype)
+            if type_.device == "cpu":
+                function = self.lines.constants.name(empty_on_cpu, "empty_on_cpu")
+                self.lines.add(op, f"{name} = {function}({shape}, {strides}, {dtype})")
             else:
-                self.lines.add(op, f"{name} = {self.lines.use(placement.of)}")
+                more = f"dtype={dtype}, device={type_.device!r}"
+                self.lines.add(op, f"{name} = torch.empty_strided({shape}, {strides}, {more})")
+        elif isinstance(placement, InPlace | Target) and not self._anchored(op, result):
+            assert placement.of is not None, placement
+            self.lines.add(op, f"{name} = {self.lines.use(placement.of)}")
 
     def _copied_view(self, op: Op) -> None:
         """Write a reshape that no view can express, through the destination in the old shape."""
@@ -224,22 +257,6 @@ class _Writer:
             target = f"{self.lines.use(result)}.view({shape})"
             self.lines.add(op, f"{target}.copy_({self.lines.use(source)})")
 
-    def _is_ready_view(self, step: Step) -> bool:
-        """Make a view of a tensor that an arena holds together with it, if that is possible."""
-        op, placement = step.op, step.placements[0] if step.placements else None
-        if not (op.is_view and isinstance(placement, View) and placement.strides is not None):
-            return False
-        arena = self.lines.owner.get(op.operands[0])
-        if arena is None or len(op.operands) != 1 or arena.group.saved:
-            return False
-        call = self.call_of(op)
-        needed = _symbols_in((call.arguments, tuple(call.keywords.values())))
-        if not needed <= set(arena.symbols):
-            return False
-        source = self._call(op, call, call.function, {}, ready=True)
-        self.lines.make_ready(arena, op.out, source)
-        return True
-
     def _called(self, step: Step) -> None:
         op = step.op
         call = self.call_of(op)
@@ -249,18 +266,11 @@ class _Writer:
         self.lines.add(op, f"{target}{source}")
 
     def _call(
-        self,
-        op: Op,
-        call: Call,
-        function: Callable[..., Any],
-        outs: Mapping[str, str],
-        *,
-        ready: bool = False,
+        self, op: Op, call: Call, function: Callable[..., Any], outs: Mapping[str, str]
     ) -> str:
-        """Return the source of a call; `ready` if it is made together with the arena."""
         operands = dict.fromkeys(op.operands)
         self.lines.require(_symbols_in((call.arguments, tuple(call.keywords.values()))), op)
-        self.spelled = {} if ready else {value: self._operand(op, value) for value in operands}
+        self.spelled = {value: self._operand(op, value) for value in operands}
         parts = [self._argument(item) for item in call.arguments]
         parts += [f"{name}={self._argument(item)}" for name, item in call.keywords.items()]
         parts += [f"{name}={value}" for name, value in outs.items()]

@@ -6,23 +6,35 @@ from collections.abc import Sequence
 
 import torch
 
-
-def new_storage(size: int, device: str) -> torch.UntypedStorage:
-    """Allocate bytes on a device; whatever mode the caller is in, they can be written later."""
-    with torch.inference_mode(False):
-        return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+from .torch_internals import storage_use_count
 
 
-def place(
-    storage: torch.UntypedStorage,
-    offset: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """Return a tensor at a byte offset of a storage, with a version counter of its own."""
-    empty = torch.empty(0, dtype=dtype, device=storage.device)
-    return empty.set_(storage, offset // dtype.itemsize, shape, strides)
+class Memory:
+    """Bytes of a device, with a tensor of each element type at their start once that is needed."""
+
+    __slots__ = ("_bases", "size", "start", "storage")
+
+    def __init__(self, size: int, device: str) -> None:
+        with torch.inference_mode(False):  # whatever mode the caller is in, write them later
+            tensor = torch.empty(size, dtype=torch.uint8, device=device)
+        self.size = size
+        self.storage = tensor.untyped_storage()
+        self.start = self.storage.data_ptr()
+        self._bases: dict[torch.dtype, torch.Tensor] = {}
+
+    def base(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the empty tensor of a type at the start, of which `reinterpreted` makes others."""
+        base = self._bases.get(dtype)
+        if base is None:
+            with torch.inference_mode(False), torch.no_grad():
+                empty = torch.empty(0, dtype=dtype, device=self.storage.device)
+                base = self._bases[dtype] = empty.set_(self.storage, 0, (0,), (1,))
+        return base
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no tensor that was made here is alive."""
+        return storage_use_count(self.storage) == 1 + len(self._bases)
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

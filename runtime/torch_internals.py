@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch._ops
+from torch._C._dynamo import guards
 
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:
@@ -32,3 +33,17 @@ def is_composite(function: torch._ops.OpOverload) -> bool:
 def set_grad_enabled(enabled: bool) -> None:
     """Switch the recording of gradients on or off in this thread, without a context manager."""
     torch._C._set_grad_enabled(enabled)
+
+
+reinterpreted: Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor] = (
+    guards._reinterpret_tensor
+)
+"""Return a tensor with a shape and strides, so many elements further on in the memory of another.
+
+It is no view: it has a version counter of its own, and records no gradients.
+"""
+
+empty_on_cpu: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor] = (
+    guards._empty_strided_cpu
+)
+"""Return a new tensor with a shape, strides and element type."""

@@ -9,34 +9,78 @@ from lynx.ir.ops.aten import Aten
 from lynx.runtime import BlockPool, may_alias
 from lynx.runtime.dtypes import torch_dtype
 from lynx.runtime.executor import size_class
-from lynx.runtime.tensors import new_storage, place, unshared
-from lynx.runtime.torch_internals import direct_call, is_composite, storage_use_count
+from lynx.runtime.tensors import Memory, unshared
+from lynx.runtime.torch_internals import (
+    direct_call,
+    empty_on_cpu,
+    is_composite,
+    reinterpreted,
+    set_grad_enabled,
+    storage_use_count,
+)
 
 
-def test_storage_use_count() -> None:
-    storage = new_storage(256, "cpu")
-    assert storage_use_count(storage) == 1
-    tensor = place(storage, 64, (4, 4), (4, 1), torch.float32)
+def test_memory_is_idle_when_no_tensor_in_it_is_alive() -> None:
+    memory = Memory(256, "cpu")
+    assert storage_use_count(memory.storage) == 1
+    base = memory.base(torch.float32)
+    assert memory.base(torch.float32) is base
+    del base
+    assert memory.is_idle
+    tensor = reinterpreted(memory.base(torch.float32), (4, 4), (4, 1), 16)
     view = tensor[1:]
-    assert storage_use_count(storage) == 3
+    assert not memory.is_idle
     del tensor
-    assert storage_use_count(storage) == 3, "a view keeps what it is a view of"
+    assert not memory.is_idle, "a view keeps what it is a view of"
     del view
-    assert storage_use_count(storage) == 1
+    assert memory.is_idle
 
 
 def test_placed_tensors_have_versions_of_their_own() -> None:
-    storage = new_storage(256, "cpu")
-    a = place(storage, 0, (4,), (1,), torch.float32)
-    b = place(storage, 64, (2, 3), (1, 2), torch.int64)
+    memory = Memory(256, "cpu")
+    a = reinterpreted(memory.base(torch.float32), (4,), (1,), 0)
+    b = reinterpreted(memory.base(torch.int64), (2, 3), (1, 2), 8)
     before = a._version, b._version
     a.fill_(1)
     assert (a._version, b._version) == (before[0] + 1, before[1])
     assert b.data_ptr() - a.data_ptr() == 64
+    assert a.data_ptr() == memory.start
     assert b.stride() == (1, 2)
-    empty = place(storage, 128, (0, 3), (3, 1), torch.float64)
+    assert not a._is_view()
+    empty = reinterpreted(memory.base(torch.float64), (0, 3), (3, 1), 16)
     assert empty.shape == (0, 3)
-    assert storage.nbytes() == 256
+    assert memory.storage.nbytes() == 256
+
+
+def test_memory_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        memory = Memory(64, "cpu")
+        base = memory.base(torch.float32)
+    tensor = reinterpreted(base, (4,), (1,), 0)
+    tensor.fill_(1)
+    assert not tensor.is_inference()
+
+
+def test_reinterpreted_from_what_begins_later() -> None:
+    x = torch.arange(12.0).reshape(3, 4)
+    assert torch.equal(reinterpreted(x[1], (2,), (2,), 1), torch.tensor([5.0, 7.0]))
+    weight = torch.nn.Parameter(x)
+    assert not reinterpreted(weight, (3,), (1,), 0).requires_grad
+
+
+def test_empty_on_cpu() -> None:
+    empty = empty_on_cpu((2, 3), (1, 2), torch.bfloat16)
+    assert (empty.shape, empty.stride(), empty.dtype) == ((2, 3), (1, 2), torch.bfloat16)
+    assert empty_on_cpu((), (), torch.int64).shape == ()
+
+
+def test_set_grad_enabled() -> None:
+    set_grad_enabled(False)
+    try:
+        assert not torch.is_grad_enabled()
+    finally:
+        set_grad_enabled(True)
+    assert torch.is_grad_enabled()
 
 
 def test_direct_calls() -> None:
