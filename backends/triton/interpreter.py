@@ -23,6 +23,7 @@ from .interpreter_patches import patch_interpreter
 from .launch import load_module
 from .module import PrintedModule, print_module
 from .schedule import Schedule
+from .sizes import LIMITS, Limits
 
 _CHILD = """
 import os
@@ -65,9 +66,12 @@ class TritonInterpreter:
         *,
         is_deterministic: bool = False,
         schedules: tuple[Schedule, ...] | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         """Print a kernel and run it on tensors, which change in place."""
-        printed = print_module(kernel, is_deterministic=is_deterministic, schedules=schedules)
+        printed = print_module(
+            kernel, is_deterministic=is_deterministic, schedules=schedules, limits=limits
+        )
         values = [(sizes or {})[symbol] for symbol in kernel.symbols]
         self.run_module(printed, tensors, values)
 

@@ -33,6 +33,7 @@ def patch_interpreter() -> None:
     for name, function in _TORCH.items():
         setattr(libdevice, name, _on_tiles(function))
     interpreter._convert_float = _converting(interpreter._convert_float)
+    interpreter.InterpreterBuilder.create_splat = _splat
     interpreter.ReduceOps.generic_reduce = _reducing(interpreter.ReduceOps.generic_reduce)
 
 
@@ -64,6 +65,13 @@ def _converting(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(data, source, target, mode)
 
     return convert
+
+
+def _splat(self: Any, type_: Any, scalar: Any) -> Any:
+    """Spread a scalar over a tile: a truth value as such, which comparisons mislabel."""
+    del self
+    array = np.full(type_.shape, scalar.data.reshape(-1)[0], dtype=scalar.data.dtype)
+    return interpreter.TensorHandle(array, scalar.dtype.scalar)
 
 
 _REDUCED = {"maximum": np.max, "minimum": np.min, "multiply": np.prod}

@@ -13,6 +13,7 @@ from .expressions import Names
 from .parts import Stage, Staged
 from .printer import PrintedStage, print_stage
 from .schedule import Schedule, choose
+from .sizes import LIMITS, Limits
 from .stages import stage
 from .writer import PrintOptions
 
@@ -35,12 +36,15 @@ def print_module(
     *,
     is_deterministic: bool = False,
     schedules: tuple[Schedule, ...] | None = None,
+    limits: Limits = LIMITS,
 ) -> PrintedModule:
     """Return the Triton module of a kernel; `schedules` replace the chosen ones, one a stage.
 
     `CompileError` where Triton has no such types, or the order of memory accesses has no launch.
     """
-    staged = stage(kernel, is_deterministic=is_deterministic)
+    staged = stage(kernel, is_deterministic=is_deterministic, limits=limits)
+    if schedules is None:
+        schedules = tuple(choose(part, limits) for part in staged.stages)
     return print_staged(kernel, staged, is_deterministic=is_deterministic, schedules=schedules)
 
 
@@ -49,12 +53,10 @@ def print_staged(
     staged: Staged,
     *,
     is_deterministic: bool = False,
-    schedules: tuple[Schedule, ...] | None = None,
+    schedules: tuple[Schedule, ...],
 ) -> PrintedModule:
     """Return the module of a kernel that was cut into stages."""
-    if schedules is None:
-        schedules = tuple(map(choose, staged.stages))
-    index_type = _index_type(kernel, staged)
+    index_type = _index_type(_reaches(staged))
     printed: list[PrintedStage] = []
     messages: list[str] = []
     for part, schedule in zip(staged.stages, schedules, strict=True):
@@ -67,15 +69,20 @@ def print_staged(
     return PrintedModule(kernel.name, text, tuple(printed), tuple(messages))
 
 
-def _index_type(kernel: Kernel, staged: Staged) -> str:
-    dims: list[Dim] = [buffer.extent for buffer in (*kernel.buffers, *staged.scratch)]
+def _reaches(staged: Staged) -> list[Dim]:
+    """Return how far positions go: in buffers, and over rows and columns."""
+    found: list[Dim] = []
     for part in staged.stages:
-        dims.extend(
-            product(part.kernel.sizes[a] for a in axes) for axes in (part.rows, part.columns)
-        )
-    if any(isinstance(dim, int) and dim >= LIMIT for dim in dims):
+        sizes = part.kernel.sizes
+        found.extend(buffer.extent for buffer in part.kernel.buffers)
+        found.extend(product(sizes[a] for a in axes) for axes in (part.rows, part.columns))
+    return found
+
+
+def _index_type(reaches: list[Dim]) -> str:
+    if any(isinstance(dim, int) and dim >= LIMIT for dim in reaches):
         return "tl.int64"
-    return "tl.int32" if is_static(dims) else "INDEX"
+    return "tl.int32" if is_static(reaches) else "INDEX"
 
 
 def _head(kernels: list[str], host: str) -> str:
@@ -131,12 +138,8 @@ class _Host:
         return "\n".join(self.lines) + "\n"
 
     def _index_type(self) -> None:
-        dims: dict[str, None] = {}
-        for part, one in zip(self.staged.stages, self.printed, strict=True):
-            columns = product(part.kernel.sizes[axis] for axis in part.columns)
-            for dim in (*one.extents, one.rows, one.y_rows, columns):
-                if not isinstance(dim, int):
-                    dims[python_source(dim)] = None
+        reaches = (dim for dim in _reaches(self.staged) if not isinstance(dim, int))
+        dims = dict.fromkeys(map(python_source, reaches))
         most = ", ".join(dims)
         most = f"max({most})" if len(dims) > 1 else most
         self.lines.append(f"    index = tl.int64 if {most} >= {LIMIT} else tl.int32")

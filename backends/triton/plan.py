@@ -9,7 +9,7 @@ from lynx.ir.dims import Dim, product
 from lynx.ir.kernel import Buffer, Check, Instruction, Kernel, Load, Reduce, Scalar, Store
 
 from .hazards import accumulates_in_order, colliding_axes, find_snapshots, touches_apart
-from .sizes import contiguous_axes, is_split, splits_of
+from .sizes import Limits, contiguous_axes, is_split, splits_of
 
 
 @dataclass(eq=False)
@@ -32,9 +32,10 @@ class Draft:
 class Plan:
     """Assigns reductions, stores and checks to stages, in the order of the kernel."""
 
-    def __init__(self, kernel: Kernel, is_deterministic: bool) -> None:
+    def __init__(self, kernel: Kernel, is_deterministic: bool, limits: Limits) -> None:
         self.kernel = kernel
         self.is_deterministic = is_deterministic
+        self.limits = limits
         self.drafts: list[Draft] = []
         self.stage_of: dict[Instruction, int] = {}
         self.merge_of: dict[Instruction, int] = {}
@@ -79,10 +80,10 @@ class Plan:
         count = product(self.kernel.sizes[axis] for axis in reduce.over)
         rows = product(self.kernel.sizes[axis] for axis in reduce.result_axes())
         is_along = not any(axis in self.contiguous for axis in reduce.result_axes())
-        if not is_split(rows, count, is_along):
+        if not is_split(rows, count, is_along, self.limits):
             self._join(reduce, ready, reduce.over, splits=None)
             return
-        splits = splits_of(rows, count, is_along)
+        splits = splits_of(rows, count, is_along, self.limits)
         found = self._join(reduce, ready, reduce.over, splits=splits)
         rows_axes = reduce.result_axes()
         for number in range(found + 1, len(self.drafts)):

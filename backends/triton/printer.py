@@ -45,7 +45,6 @@ class PrintedStage:
     rows: Dim
     y_rows: Dim
     splits: Dim
-    extents: tuple[Dim, ...]
 
 
 def print_stage(stage: Stage, schedule: Schedule, options: PrintOptions) -> PrintedStage:
@@ -93,7 +92,6 @@ def _finished(writer: StageWriter) -> PrintedStage:
         writer.size_of(x_axes),
         writer.size_of(y_axes),
         stage.splits if stage.splits is not None else 1,
-        tuple(buffer.extent for buffer in stage.kernel.buffers),
     )
 
 

@@ -12,10 +12,7 @@ from lynx.ir.dims import Dim, product
 from lynx.ir.kernel import Constant, Instruction, Kernel, Load, Scalar, Store
 
 from .parts import Merge, Stage
-from .sizes import PROGRAMS, contiguous_axes, estimate, next_power
-
-PERSISTENT = 8192
-"""The most columns that one program holds at once."""
+from .sizes import LIMITS, Limits, contiguous_axes, estimate, next_power
 
 REGISTERS = 96
 """How many of the 255 registers of a thread the values of a tile may take."""
@@ -40,14 +37,14 @@ class Schedule:
     y_block: int = 1
 
 
-def choose(stage: Stage) -> Schedule:
+def choose(stage: Stage, limits: Limits = LIMITS) -> Schedule:
     """Return the schedule that the sizes suggest."""
     if not stage.columns:
-        return _pointwise(stage)
+        return _pointwise(stage, limits)
     if stage.is_serial:
         block = min(next_power(_rows(stage)), 128)
         return Schedule(block, 1, max(min(block // WARP, 4), 1), is_looped=True)
-    return _reduction(stage)
+    return _reduction(stage, limits)
 
 
 def candidates(stage: Stage) -> tuple[Schedule, ...]:
@@ -58,7 +55,7 @@ def candidates(stage: Stage) -> tuple[Schedule, ...]:
     found = [first]
     for factor in (2, 0.5, 4):
         x_block = int(first.x_block * factor)
-        if x_block >= 1 and (not stage.columns or x_block * first.r_block <= 2 * PERSISTENT):
+        if x_block >= 1 and (not stage.columns or x_block * first.r_block <= 2 * LIMITS.persistent):
             found.append(replace(first, x_block=x_block))
     for warps in (first.warps * 2, first.warps // 2):
         if 1 <= warps <= 16:
@@ -77,14 +74,14 @@ def _rows(stage: Stage) -> int:
     return max(estimate(_size(stage, stage.rows)), 1)
 
 
-def _pointwise(stage: Stage) -> Schedule:
+def _pointwise(stage: Stage, limits: Limits) -> Schedule:
     transposed = _transposed_axes(stage)
     if transposed:
         return Schedule(32, warps=4, y_axes=transposed, y_block=32)
     rows = _rows(stage)
     most = 1024 if peak_width(stage) <= 16 else 512
     # Enough programs to fill the device come before work for each thread.
-    block = min(most, max(128, next_power(rows // (2 * PROGRAMS) + 1)))
+    block = min(most, max(128, next_power(rows // (2 * limits.programs) + 1)))
     block = min(block, next_power(rows)) if rows >= WARP else WARP
     return Schedule(block, warps=max(min(block // 256, 8), 1))
 
@@ -111,36 +108,37 @@ def _transposed_axes(stage: Stage) -> tuple[str, ...]:
     return (*(axis for axis in stage.rows if axis not in (kept, other)), other)
 
 
-def _reduction(stage: Stage) -> Schedule:
+def _reduction(stage: Stage, limits: Limits) -> Schedule:
     count = _size(stage, stage.columns)
     if any(isinstance(one, Merge) for one in stage.kernel.body):
         # The number of parts is never more than the number of programs wanted.
-        block = next_power(count) if isinstance(count, int) else PROGRAMS
+        block = next_power(count) if isinstance(count, int) else limits.programs
         x_block = max(1, min(2048 // block, next_power(_rows(stage))))
         return Schedule(x_block, block, max(min(block * x_block // 256, 8), 1))
     wide = max(estimate(count), 1)
     rows = _rows(stage)
     along = _lies_along(stage)
     width = peak_width(stage)
-    is_small = isinstance(count, int) and count <= PERSISTENT and stage.splits is None
+    is_small = isinstance(count, int) and count <= limits.persistent and stage.splits is None
     if is_small and (along or wide <= 64):
         block = next_power(wide)
-        schedule = _persistent(block, rows, width, along)
+        schedule = _persistent(block, rows, width, along, limits)
         if schedule is not None:
             return schedule
     if along:
-        block = min(2048, max(next_power(wide), 32))
-        block = block // 2 if width > 12 else block
-        x_block = max(1, min(1024 // block, next_power(rows)))
+        block = min(limits.tile, max(next_power(wide), 2))
+        block = max(block // 2, 1) if width > 12 else block
+        x_block = max(1, min(limits.tile // 2 // block, next_power(rows)))
         return Schedule(x_block, block, max(min(block * x_block // 256, 8), 1), is_looped=True)
-    x_block = min(64, next_power(rows))
-    return Schedule(x_block, max(2048 // x_block, 1) if wide > 64 else 32, 8, is_looped=True)
+    x_block = min(64, next_power(rows), limits.tile)
+    r_block = max(limits.tile // x_block, 1) if wide > 64 else min(32, limits.tile)
+    return Schedule(x_block, r_block, 8, is_looped=True)
 
 
-def _persistent(block: int, rows: int, width: int, along: bool) -> Schedule | None:
+def _persistent(block: int, rows: int, width: int, along: bool, limits: Limits) -> Schedule | None:
     """Return a schedule that holds all columns, None if they do not fit into registers."""
-    most = 4096 // block if along else 2048 // block
-    x_block = max(1, min(most, next_power(rows // PROGRAMS + 1)))
+    most = 1024 // block if along else 2048 // block
+    x_block = max(1, min(most, next_power(rows // limits.programs + 1)))
     if not along:
         x_block = max(x_block, min(32, next_power(rows), max(most, 1)))
     warps = max(min(block * x_block // 256, 16), 1)

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lynx.ir.dims import Dim, ceil_div, evaluate, free_symbols, maximum, minimum
 from lynx.ir.kernel import Kernel, Load
 
+
+@dataclass(frozen=True)
+class Limits:
+    """Where schedules change their kind. Tests make them small to see all kinds on small data.
+
+    `programs` keep a device busy. A program holds up to `persistent` columns at once, otherwise it
+    loops over tiles of about `tile` points. A reduction is split from so many numbers on, which lie
+    `along` each other or `across`, into parts of at least so many: a second launch costs a few
+    microseconds, in which one program reads some 10,000 numbers that lie side by side.
+    """
+
+    programs: int = 256
+    persistent: int = 8192
+    tile: int = 2048
+    split_along: int = 16384
+    split_across: int = 1024
+    part_along: int = 4096
+    part_across: int = 128
+
+
+LIMITS = Limits()
 UNKNOWN_SIZE = 64
 """What is assumed of a symbolic size where only speed depends on it."""
-
-PROGRAMS = 256
-"""How many programs keep a device busy; more than the processors of any device of today."""
 
 
 def estimate(dim: Dim) -> int:
@@ -46,19 +66,18 @@ def _programs(rows: int, count: int, is_along: bool) -> int:
     return max(rows * min(count, 1024) // 1024, 1)
 
 
-def is_split(rows: Dim, count: Dim, is_along: bool) -> bool:
+def is_split(rows: Dim, count: Dim, is_along: bool, limits: Limits) -> bool:
     """Whether to divide a reduction of `count` numbers to each of `rows` results.
 
-    `is_along` says that the reduced numbers lie side by side. A second launch costs a few
-    microseconds, in which one program reads some 10,000 numbers that lie side by side.
+    `is_along` says that the reduced numbers lie side by side.
     """
     wide = estimate(count)
-    few = _programs(estimate(rows), wide, is_along) < PROGRAMS // 2
-    return few and wide >= (16384 if is_along else 1024)
+    few = _programs(estimate(rows), wide, is_along) < limits.programs // 2
+    return few and wide >= (limits.split_along if is_along else limits.split_across)
 
 
-def splits_of(rows: Dim, count: Dim, is_along: bool) -> Dim:
+def splits_of(rows: Dim, count: Dim, is_along: bool, limits: Limits) -> Dim:
     """Return the number of programs that share the numbers of one result, at least 1."""
-    wanted = max(PROGRAMS // _programs(estimate(rows), estimate(count), is_along), 2)
-    least_part = 4096 if is_along else 128
+    wanted = max(limits.programs // _programs(estimate(rows), estimate(count), is_along), 2)
+    least_part = limits.part_along if is_along else limits.part_across
     return maximum(minimum(wanted, ceil_div(count, least_part)), 1)

@@ -33,14 +33,15 @@ from lynx.ir.kernel import (
 from .combines import lanes_of
 from .parts import Merge, Partial, Stage, Staged
 from .plan import Plan
+from .sizes import LIMITS, Limits
 
 
-def stage(kernel: Kernel, *, is_deterministic: bool = False) -> Staged:
+def stage(kernel: Kernel, *, is_deterministic: bool = False, limits: Limits = LIMITS) -> Staged:
     """Cut a kernel into stages, as few as its dependences and sizes allow.
 
     With `is_deterministic`, what is added to memory is added in the order of the points.
     """
-    plan = Plan(kernel, is_deterministic)
+    plan = Plan(kernel, is_deterministic, limits)
     plan.assign()
     return _Cutter(plan).cut()
 

@@ -117,7 +117,8 @@ class StageWriter:
 
     def mask_of(self, name: str, size: Dim, block: int, end: str, *, always: bool = False) -> None:
         """Print the mask of a dimension, unless blocks fill it."""
-        self.masked[name] = always or not (isinstance(size, int) and size % block == 0)
+        is_full = isinstance(size, int) and size > 0 and size % block == 0
+        self.masked[name] = always or not is_full
         if self.masked[name]:
             self.emit(f"{name}_mask = {name} < {end}")
 
