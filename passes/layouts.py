@@ -7,7 +7,11 @@ from typing import Any, TypeVar
 
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim, contiguous_strides, is_equal, is_static, product, simplify
-from lynx.ir.ops.convolution import Convolution
+from lynx.ir.ops.convolution import (
+    Convolution,
+    ConvolutionBackwardInput,
+    ConvolutionBackwardWeight,
+)
 from lynx.ir.ops.elementwise_arithmetic import Copy
 from lynx.ir.ops.fusion import Fused
 from lynx.ir.ops.layout import (
@@ -243,6 +247,25 @@ def chosen_strides(op: Op, type_: TensorType, known: Known, wanted: Strides | No
         if strides is not None:
             return strides
     return contiguous_strides(type_.shape)
+
+
+def allocated_strides(op: Op, known: Known) -> tuple[Strides | None, ...]:
+    """Return the layouts of results that the back end allocates, None where it does as it likes.
+
+    Gradients of convolutions are channels last if the input or the weight is, else row-major.
+    """
+    unknown = (None,) * len(op.results)
+    if not isinstance(op, ConvolutionBackwardInput | ConvolutionBackwardWeight):
+        return unknown
+    layouts = [(value.shape, known(value)) for value in (op.x, op.weight)]
+    shapes = (*(shape for shape, _ in layouts), *(result.shape for result in op.results))
+    if not all(map(is_static, shapes)) or any(strides is None for _, strides in layouts):
+        return unknown
+    is_last = any(is_channels_last(*layout) for layout in layouts)
+    return tuple(
+        channels_last_strides(shape) if is_last and len(shape) > 1 else contiguous_strides(shape)
+        for shape in shapes[2:]
+    )
 
 
 def fused_strides(

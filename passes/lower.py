@@ -30,7 +30,14 @@ from lynx.ir.program import (
 from lynx.ir.types import ScalarType, TensorType, symbols_told
 
 from .base import PassContext, Remark, Requirement, register_pass
-from .layouts import Strides, chosen_strides, fused_strides, has_rule, view_strides
+from .layouts import (
+    Strides,
+    allocated_strides,
+    chosen_strides,
+    fused_strides,
+    has_rule,
+    view_strides,
+)
 from .output_groups import separate_groups
 from .product_layouts import product_strides
 from .requirements import IS_GRAPH
@@ -123,9 +130,9 @@ class _Lowering:
         if self._can_write(op):
             self._choose(op)
             return None
-        for result in op.results:
-            self.strides[result] = None
-        return tuple(Dynamic() for _ in op.results)
+        allocated = allocated_strides(op, self.strides.get)
+        self.strides.update(zip(op.results, allocated, strict=True))
+        return tuple(map(Dynamic, allocated))
 
     def _view(self, op: Op) -> tuple[Placement, ...] | None:
         source, result = op.operands[0], op.out

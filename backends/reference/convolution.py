@@ -120,16 +120,41 @@ def convolution_backward_weight(op: ConvolutionBackwardWeight) -> Call:
 
 
 def _convolution_backward(*arguments: Any) -> Any:
-    """Return the gradients that the last argument asks for, in a sequence unless it is one."""
+    """Return the gradients that the last argument asks for, in a sequence unless it is one.
+
+    Their layout is that of the operands, which torch leaves open for some shapes.
+    """
     grad, x, weight, *rest = arguments
+    memory_format = _memory_format(x, weight)
     if arguments[-1][1] and _is_depthwise(weight, rest[-2]):
         # oneDNN computes these three times as fast with the channels innermost.
         grad = grad.contiguous(memory_format=torch.channels_last)
         x = x.contiguous(memory_format=torch.channels_last)
         arguments = (grad, x, weight, *rest)
     gradients = torch.ops.aten.convolution_backward.default(*arguments)
-    asked = tuple(g for g, wanted in zip(gradients, arguments[-1], strict=True) if wanted)
+    asked = tuple(
+        _laid_out(g, memory_format)
+        for g, wanted in zip(gradients, arguments[-1], strict=True)
+        if wanted
+    )
     return asked if len(asked) > 1 else asked[0]
+
+
+def _laid_out(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """Return a tensor with exactly the strides of a memory format, for sizes of 1 too."""
+    if memory_format == torch.contiguous_format or tensor.dim() == 1:
+        return tensor.contiguous().view(-1).view(tensor.shape)
+    inner_last = tensor.movedim(1, -1).contiguous()
+    return inner_last.view(-1).view(inner_last.shape).movedim(-1, 1)
+
+
+def _memory_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """Return channels last if one of the tensors is, and not row-major at the same time."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    for tensor in (x, weight):
+        if last and tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous():
+            return last
+    return torch.contiguous_format
 
 
 def _is_depthwise(weight: torch.Tensor, groups: int) -> bool:

@@ -12,8 +12,13 @@ from lynx.backends.reference import call_of
 from lynx.backends.reference.convolution import _convolution_backward
 from lynx.backends.reference.torch_internals import convolve_into
 from lynx.ir.core import Value
-from lynx.ir.ops.convolution import Convolution
+from lynx.ir.ops.convolution import (
+    Convolution,
+    ConvolutionBackwardInput,
+    ConvolutionBackwardWeight,
+)
 from lynx.ir.types import DType, TensorType
+from lynx.passes.layouts import allocated_strides
 
 LAST = torch.channels_last
 CASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
@@ -117,3 +122,52 @@ def test_gradients_of_depthwise_weights() -> None:
     expected = torch.ops.aten.convolution_backward.default(grad, x, weight, *rest)[1:]
     for got, wanted in zip(_convolution_backward(grad, x, weight, *rest), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+GRADIENTS = [
+    ((2, 8, 9, 9), (16, 8, 3, 3), ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)),
+    ((2, 8, 9, 9), (16, 8, 3, 3), ([2, 2], [0, 1], [1, 1], False, [0, 0], 1)),
+    ((2, 8, 9, 9), (8, 1, 7, 7), ([1, 1], [3, 3], [1, 1], False, [0, 0], 8)),
+    ((2, 8, 9, 9), (8, 6, 3, 3), ([2, 2], [1, 1], [1, 1], True, [1, 1], 1)),
+    ((2, 8, 9, 9), (16, 8, 1, 1), ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)),
+    ((2, 1, 9, 9), (4, 1, 3, 3), ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)),
+    ((2, 4, 1, 1), (4, 4, 3, 3), ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)),
+    ((2, 8, 9), (16, 8, 3), ([1], [1], [1], False, [0], 1)),
+    ((2, 4, 5, 6, 7), (6, 4, 3, 3, 3), ([1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1)),
+]
+
+
+@pytest.mark.parametrize("case", GRADIENTS, ids=str)
+@pytest.mark.parametrize("last", list(itertools.product((False, True), repeat=3)))
+def test_layouts_of_gradients_are_known(case: Any, last: tuple[bool, ...]) -> None:
+    """What the lowering takes for granted is what comes out."""
+    shapes, (stride, padding, dilation, transposed, output_padding, groups) = case[:2], case[2]
+    x, weight = torch.randn(shapes[0]), torch.randn(shapes[1])
+    y = torch.ops.aten.convolution.default(x, weight, None, *case[2])
+    tensors = [torch.randn(y.shape), x, weight]
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for index, is_last in enumerate(last):
+        if is_last and x.dim() in formats:
+            tensors[index] = tensors[index].contiguous(memory_format=formats[x.dim()])
+    values = [Value(TensorType(DType.F32, tuple(t.shape))) for t in tensors]
+    strides = {v: tuple(t.stride()) for v, t in zip(values, tensors, strict=True)}
+    given = {
+        "stride": tuple(stride),
+        "padding": tuple(padding),
+        "dilation": tuple(dilation),
+        "output_padding": tuple(output_padding),
+        "transposed": transposed,
+        "groups": groups,
+    }
+    ops = [
+        ConvolutionBackwardInput(*values, **given),
+        ConvolutionBackwardWeight(*values, **given, of_bias=True),
+    ]
+    for op in ops:
+        call = call_of(op)
+        rest = [list(a) if isinstance(a, tuple) else a for a in call.arguments[3:]]
+        results = call.function(*tensors, *rest)
+        results = results if isinstance(results, tuple) else (results,)
+        laid_out = allocated_strides(op, strides.get)
+        for result, expected in zip(results, laid_out, strict=True):
+            assert tuple(result.stride()) == expected
