@@ -68,6 +68,7 @@ def _compile(
         native=_segment_compiler(settings) if context.target.generates_code else None,
         products=context.target.has_products,
     )
+    _note_failures(record, context.target.generates_code)
     record.seconds["build"] = time.perf_counter() - middle
     record.seconds["total"] = time.perf_counter() - start
     _report(record, settings, observers)
@@ -96,6 +97,16 @@ def _optimized(
     if place is not None:
         place.put(program, context.remarks)
     return program
+
+
+def _note_failures(record: CompiledGraph, generates_code: bool) -> None:
+    """Warn of what runs through torch because something on this machine did not work."""
+    native = record.executable.native
+    record.remarks = [*record.remarks, *native.remarks]
+    for failure in native.failures:
+        RECORDS.warn(f"lynx runs a part of a graph through torch: {failure}")
+    if not generates_code:
+        RECORDS.warn("lynx found no C compiler (gcc, cc or clang): all ops run through torch")
 
 
 def _segment_compiler(settings: Settings) -> SegmentCompiler:
@@ -136,5 +147,5 @@ def _report(record: CompiledGraph, settings: Settings, observers: Sequence[Obser
         if isinstance(observer, Timer):
             print(observer.table(), file=sys.stderr)
     if settings.debug >= 4:
-        print(record.executable.source, file=sys.stderr)
+        print(record.executable.native.source, record.executable.source, file=sys.stderr)
     log.debug("compiled %s", record.name)

@@ -14,6 +14,7 @@ from lynx.ir.ops.aten import Aten
 from lynx.passes import Remark
 
 from .backend import lynx
+from .native_text import describe_native
 from .records import RECORDS, CompiledGraph
 
 
@@ -87,4 +88,5 @@ def _describe(record: CompiledGraph) -> list[str]:
         "  ops by kind: " + ", ".join(f"{name} {n}" for name, n in before.most_common()),
     ]
     lines += [f"  {line}" for line in str(record.executable.memory_report).splitlines()]
+    lines += [f"  {line}" for line in describe_native(record.executable.native)]
     return lines

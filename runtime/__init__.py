@@ -5,5 +5,6 @@ from __future__ import annotations
 from .aliasing import may_alias
 from .arena import BlockPool
 from .executor import Executable, build, release_memory
+from .native import NativeProgram
 
-__all__ = ["BlockPool", "Executable", "build", "may_alias", "release_memory"]
+__all__ = ["BlockPool", "Executable", "NativeProgram", "build", "may_alias", "release_memory"]

@@ -66,6 +66,7 @@ def fuse(builder: Builder, inputs: tuple[Value, ...], body: Any, results: int = 
     """Append a fused op whose region is what `body` builds from its parameters."""
     parameters = tuple(Value(value.type) for value in inputs)
     inner = Builder("region")
+    inner.loc = builder.loc
     made = body(inner, *parameters)
     made = made if isinstance(made, tuple) else (made,)
     assert len(made) == results
