@@ -86,6 +86,8 @@ def projection_of(scores: Node, axis: int, *, of_softmax: bool = False) -> Proje
         if found is not None:
             return found
         operand = _back(walk)
+        if operand is None and walk.node.op == "placeholder":
+            raise Refusal("the logits come from outside of the graph")
         if operand is None:
             raise Refusal(f"the logits come from '{walk.node}', which is no linear projection")
         walk.nodes.append(walk.node)

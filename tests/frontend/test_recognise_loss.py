@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.fx
 import torch.nn.functional as F  # noqa: N812 - the name that models use
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from lynx.normalize import normalize
 from lynx.operators import linear_cross_entropy
@@ -47,7 +48,7 @@ def recognised(
     compiled = torch.compile(function, backend=keep, dynamic=dynamic or None)
     actual, gradients = evaluated(compiled, *given)
     expected, wanted = evaluated(function, *given)
-    if given[0].dtype is torch.float32:
+    if given[1].dtype is torch.float32:
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-5)
         return modules, messages
@@ -120,6 +121,30 @@ def test_left(function: Callable[..., Any], reason: str) -> None:
         assert any(m.startswith("not fused: ") and reason in m for m in messages), messages
     else:
         assert messages == []
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_hugging_face(kind: str, dynamic: bool) -> None:
+    shared = {"vocab_size": 64, "bos_token_id": None, "eos_token_id": None}
+    model: Any
+    if kind == "llama":
+        model = LlamaForCausalLM(
+            LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                        num_attention_heads=2, num_key_value_heads=2, **shared)
+        )  # fmt: skip
+    else:
+        model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, **shared)).eval()
+        model.loss_type = "ForCausalLM"  # else a warning breaks the graph before the loss
+    ids = torch.randint(0, 64, (2, 8))
+    given = (ids, *model.parameters())
+
+    def loss(tokens: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        return result
+
+    modules, messages = recognised(loss, *given, dynamic=dynamic)
+    assert operators_in(modules) == 1, messages
 
 
 def test_small_logits_are_left() -> None:
