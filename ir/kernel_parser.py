@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar
 
 import sympy
 from lark import Token, v_args
@@ -42,6 +42,7 @@ from .types import DType
 GRAMMAR = Path(__file__).with_name("kernel.lark")
 """What the text of kernels adds to the grammar of graphs."""
 
+_T = TypeVar("_T")
 _DTYPES = {dtype.value: dtype for dtype in DType}
 
 
@@ -244,13 +245,13 @@ class _KernelBuilder:
         return tuple([axis for axis in self.axes if axis in wanted])
 
     def scalar(self, name: Token) -> Scalar:
-        return _find(self.scalars, name, "unknown-value", "value")
+        return _find(self.scalars, name, "value")
 
     def optional(self, name: Token | None) -> Scalar | None:
         return None if name is None else self.scalar(name)
 
     def buffer(self, name: Token) -> Buffer:
-        return _find(self.buffers, name, "unknown-value", "buffer")
+        return _find(self.buffers, name, "buffer")
 
     def result(self, node: InstructionNode) -> DType:
         """Return the type that is written behind an instruction with one result."""
@@ -343,11 +344,11 @@ _MAKERS: Mapping[str, Callable[[_KernelBuilder, InstructionNode, Location], Inst
 }  # fmt: skip
 
 
-def _find(known: Mapping[str, Any], name: Token, code: str, what: str) -> Any:
+def _find(known: Mapping[str, _T], name: Token, what: str) -> _T:
     found = known.get(name)
     if found is None:
         near = (key[1:] for key in known if not key[1:].isdigit())
-        raise unknown(code, what, name, near, "%")
+        raise unknown("unknown-value", what, name, near, "%")
     return found
 
 
@@ -360,5 +361,5 @@ def _dtype(name: Token) -> DType:
 
 def _number(item: Any, at: Token) -> Number:
     if isinstance(item, bool | int | float | complex | sympy.Expr):
-        return cast(Number, item)
+        return item
     raise Mistake("bad-operand", f"'{at}' takes a number, got {item}", at)
