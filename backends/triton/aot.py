@@ -29,9 +29,9 @@ TARGETS = {"sm_90": SM_90, "gfx942": GFX942}
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes: registers a thread, of which spilled; bytes of shared memory a program.
+    """What one kernel takes: registers of a thread, what spilled, bytes of shared memory.
 
-    On AMD, registers are vector registers.
+    On AMD, registers are vector registers, and spills are registers and not bytes.
     """
 
     kernel: str
@@ -66,7 +66,7 @@ def _compile(function: Any, stage: PrintedStage, target: str) -> Resources:
         for place, parameter in enumerate(stage.parameters)
         if isinstance(parameter.stands_for, Buffer | None)
     }
-    options = {"num_warps": stage.schedule.warps, "enable_fp_fusion": False}
+    options = dict(stage.options)
     return compile_function(function, stage.name, signature, constants, aligned, target, options)
 
 

@@ -16,6 +16,8 @@ _RESERVED = frozenset(
         *("tl", "triton", "libdevice", "torch", "range", "float", "max", "min", "INDEX", "run"),
         *("row", "row_mask", "outer", "outer_mask", "column", "column_mask", "tile", "index"),
         *("start", "begin", "end", "part", "better", "delta", "rounds", "new_max", "shift"),
+        *("program", "row_block", "row_blocks", "column_block", "column_blocks", "first", "batch"),
+        *("together", "depth", "depth_mask", "total", "GROUP", "KBLOCK"),
         *("seen", "all_seen", "apart", "scale", "failures", "XBLOCK", "YBLOCK", "RBLOCK"),
         *HELPERS,
     )

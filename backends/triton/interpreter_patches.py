@@ -29,11 +29,12 @@ _TORCH: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def patch_interpreter() -> None:
-    """Change the interpreter of this process. `InternalError` is never raised: it either fits."""
+    """Change the interpreter of this process."""
     for name, function in _TORCH.items():
         setattr(libdevice, name, _on_tiles(function))
     interpreter._convert_float = _converting(interpreter._convert_float)
     interpreter.InterpreterBuilder.create_splat = _splat
+    interpreter.InterpreterBuilder.create_dot = _dot(interpreter.InterpreterBuilder.create_dot)
     interpreter.ReduceOps.generic_reduce = _reducing(interpreter.ReduceOps.generic_reduce)
 
 
@@ -65,6 +66,19 @@ def _converting(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(data, source, target, mode)
 
     return convert
+
+
+def _dot(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Multiply tiles of bfloat16, which the interpreter holds as bits, as the numbers they are."""
+
+    def dot(self: Any, a: Any, b: Any, total: Any, *options: Any) -> Any:
+        if a.dtype.scalar == tl.bfloat16:
+            x, y = ((one.data.astype(np.uint32) << 16).view(np.float32) for one in (a, b))
+            product = np.matmul(x, y, dtype=np.float32) + total.data
+            return interpreter.TensorHandle(product, total.dtype.scalar)
+        return original(self, a, b, total, *options)
+
+    return dot
 
 
 def _splat(self: Any, type_: Any, scalar: Any) -> Any:

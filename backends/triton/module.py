@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from lynx.ir.dims import Dim, is_static, product, python_source
@@ -10,8 +11,9 @@ from lynx.ir.kernel import Buffer, Check, Kernel
 from .device import HELPERS
 from .dtypes import torch_name
 from .expressions import Names
+from .matmul import Contraction, ProductSchedule, choose_product
 from .parts import Stage, Staged
-from .printer import PrintedStage, print_stage
+from .printer import PrintedStage, print_product, print_stage
 from .schedule import Schedule, choose
 from .sizes import LIMITS, Limits
 from .stages import stage
@@ -69,6 +71,22 @@ def print_staged(
     return PrintedModule(kernel.name, text, tuple(printed), tuple(messages))
 
 
+def print_product_module(
+    contraction: Contraction, schedule: ProductSchedule | None = None
+) -> PrintedModule:
+    """Return the module of a matrix product."""
+    kernel = contraction.kernel
+    columns = (*contraction.n, *contraction.k)
+    rows = (*contraction.batch, *contraction.m)
+    staged = Staged((Stage(kernel, rows, columns),), (), {})
+    index_type = _index_type(_reaches(staged))
+    chosen = schedule if schedule is not None else choose_product(contraction)
+    printed = print_product(contraction, chosen, PrintOptions(index_type))
+    host = _Host(kernel, staged, [printed], index_type).text()
+    text = "\n\n".join([_head([printed.text], host), printed.text, host])
+    return PrintedModule(kernel.name, text, (printed,), ())
+
+
 def _reaches(staged: Staged) -> list[Dim]:
     """Return how far positions go: in buffers, and over rows and columns."""
     found: list[Dim] = []
@@ -92,7 +110,8 @@ def _head(kernels: list[str], host: str) -> str:
         lines.insert(0, "import torch")
     if "libdevice." in body:
         lines.append("from triton.language.extra import libdevice")
-    helpers = [name for name in HELPERS if f"{name}(" in body]
+    called = set(re.findall(r"(?<![\w.])\w+(?=\()", body))
+    helpers = [name for name in HELPERS if name in called]
     if helpers:
         lines.append(f"\nfrom lynx.backends.triton.device import {', '.join(helpers)}")
     return "\n".join(lines) + "\n"
@@ -133,8 +152,8 @@ class _Host:
             self.lines.append(f"    {self.names[buffer]} = {made}")
         if self.index_type == "INDEX":
             self._index_type()
-        for part, one in zip(self.staged.stages, self.printed, strict=True):
-            self._launch(part, one)
+        for one in self.printed:
+            self._launch(one)
         return "\n".join(self.lines) + "\n"
 
     def _index_type(self) -> None:
@@ -144,28 +163,24 @@ class _Host:
         most = f"max({most})" if len(dims) > 1 else most
         self.lines.append(f"    index = tl.int64 if {most} >= {LIMIT} else tl.int32")
 
-    def _launch(self, part: Stage, one: PrintedStage) -> None:
-        rows = [dim for dim in (one.rows, one.y_rows) if dim != 1]
-        if any(dim == 0 for dim in rows):
+    def _launch(self, one: PrintedStage) -> None:
+        dims = [dim for blocks in one.grid for dim, _ in blocks]
+        if any(dim == 0 for dim in dims):
             return
         indent = "    "
-        symbolic = [f"{python_source(dim)} > 0" for dim in rows if not isinstance(dim, int)]
+        symbolic = [f"{python_source(dim)} > 0" for dim in dims if not isinstance(dim, int)]
         if symbolic:
             self.lines.append(f"    if {' and '.join(symbolic)}:")
             indent += "    "
-        schedule = one.schedule
-        blocks = _blocks(one.rows, schedule.x_block)
-        if schedule.y_axes:
-            blocks = f"{blocks} * {_blocks(one.y_rows, schedule.y_block)}"
-        grid = f"({blocks},)" if one.splits == 1 else f"({blocks}, {python_source(one.splits)})"
+        sides = [" * ".join(_blocks(dim, block) for dim, block in side) for side in one.grid]
+        grid = ", ".join(sides) + ("," if len(sides) == 1 else "")
         arguments = [self._argument(p.stands_for) for p in one.parameters]
         constants = [
             f"{name}={'index' if name == 'INDEX' else value}"
             for name, value in one.constants.items()
         ]
-        # Fused multiply-adds would round differently from eager, which runs them apart.
-        options = [f"num_warps={schedule.warps}", "enable_fp_fusion=False"]
-        self.lines.append(f"{indent}{one.name}[{grid}](")
+        options = [f"{name}={value}" for name, value in one.options.items()]
+        self.lines.append(f"{indent}{one.name}[({grid})](")
         self.lines.append(f"{indent}    {', '.join(arguments)},")
         self.lines.append(f"{indent}    {', '.join([*constants, *options])},")
         self.lines.append(f"{indent})")
@@ -179,6 +194,8 @@ class _Host:
 
 
 def _blocks(rows: Dim, block: int) -> str:
+    if block == 1:
+        return python_source(rows)
     if isinstance(rows, int):
         return str(-(-rows // block))
     return f"triton.cdiv({python_source(rows)}, {block})"

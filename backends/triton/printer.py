@@ -1,4 +1,4 @@
-"""Print a stage as a Triton kernel."""
+"""Print a stage, or a matrix product, as a Triton kernel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from lynx.ir.kernel import Buffer
 
 from .dtypes import pointer_type
 from .loops import print_loops
+from .matmul import Contraction, ProductSchedule, write_product
 from .parts import Stage
 from .schedule import Schedule
 from .writer import PrintOptions, StageWriter
@@ -33,18 +34,16 @@ class Parameter:
 class PrintedStage:
     """The text of one kernel, and how it is launched.
 
-    `grid` has the dims that blocks of rows (`x_block`, `y_block`) divide. `checks` are the messages
-    of its checks, in the order of their places in the array of failures.
+    Along each dimension of the grid there are as many programs as the product of the numbers of
+    blocks of these sizes that cover these dims. `options` go to Triton.
     """
 
     name: str
     text: str
     parameters: tuple[Parameter, ...]
     constants: dict[str, int | str]
-    schedule: Schedule
-    rows: Dim
-    y_rows: Dim
-    splits: Dim
+    grid: tuple[tuple[tuple[Dim, int], ...], ...]
+    options: dict[str, int | bool]
 
 
 def print_stage(stage: Stage, schedule: Schedule, options: PrintOptions) -> PrintedStage:
@@ -58,41 +57,68 @@ def print_stage(stage: Stage, schedule: Schedule, options: PrintOptions) -> Prin
     else:
         writer.whole_columns()
         writer.straight(stage.kernel.body)
-    return _finished(writer)
-
-
-def _finished(writer: StageWriter) -> PrintedStage:
-    stage, schedule = writer.stage, writer.schedule
-    parameters = [Parameter(name, buffer) for buffer, name in writer.buffers.items()]
-    if writer.checks:
-        parameters.append(Parameter("failures", None))
-    parameters.extend(Parameter(name, dim) for name, dim in writer.sizes.known.values())
     constants: dict[str, int | str] = {"XBLOCK": schedule.x_block}
     if schedule.y_axes:
         constants["YBLOCK"] = schedule.y_block
     if stage.columns:
         constants["RBLOCK"] = schedule.r_block
+    x_axes = tuple(axis for axis in stage.rows if axis not in schedule.y_axes)
+    blocks = [(writer.size_of(x_axes), schedule.x_block)]
+    if schedule.y_axes:
+        blocks.append((writer.size_of(schedule.y_axes), schedule.y_block))
+    grid = [tuple(blocks)]
+    if stage.splits is not None:
+        grid.append(((stage.splits, 1),))
+    # Fused multiply-adds would round differently from eager, which runs them apart.
+    launch: dict[str, int | bool] = {"num_warps": schedule.warps, "enable_fp_fusion": False}
+    return _finished(writer, _summary(stage, schedule), constants, tuple(grid), launch)
+
+
+def print_product(
+    contraction: Contraction, schedule: ProductSchedule, options: PrintOptions
+) -> PrintedStage:
+    """Return the text of a matrix product under a schedule."""
+    writer = write_product(contraction, schedule, options)
+    blocks = (
+        (contraction.size(contraction.m), schedule.m_block),
+        (contraction.size(contraction.n), schedule.n_block),
+    )
+    batch = contraction.size(contraction.batch)
+    grid = (blocks if batch == 1 else (*blocks, (batch, 1)),)
+    launch: dict[str, int | bool] = {
+        "num_warps": schedule.warps,
+        "num_stages": schedule.stages,
+        "enable_fp_fusion": True,
+    }
+    rows, columns, depth = (
+        ", ".join(axes) for axes in (contraction.m, contraction.n, contraction.k)
+    )
+    summary = f"A matrix product: rows {rows}, columns {columns}, summed over {depth}."
+    return _finished(writer, summary, dict(schedule.constants), grid, launch)
+
+
+def _finished(
+    writer: StageWriter,
+    summary: str,
+    constants: dict[str, int | str],
+    grid: tuple[tuple[tuple[Dim, int], ...], ...],
+    launch: dict[str, int | bool],
+) -> PrintedStage:
+    parameters = [Parameter(name, buffer) for buffer, name in writer.buffers.items()]
+    if writer.checks:
+        parameters.append(Parameter("failures", None))
+    parameters.extend(Parameter(name, dim) for name, dim in writer.sizes.known.values())
     if writer.options.index_type == "INDEX":
         constants["INDEX"] = "tl.int32"
-    name = writer.names.fresh(stage.kernel.name)
-    y_axes = schedule.y_axes
-    x_axes = tuple(axis for axis in stage.rows if axis not in y_axes)
+    name = writer.names.fresh(writer.stage.kernel.name)
     arguments = [p.name for p in parameters] + [f"{c}: tl.constexpr" for c in constants]
     head = [
         _decorator(parameters),
         f"def {name}({', '.join(arguments)}):",
-        f'    """{_summary(stage, schedule)}"""',
+        f'    """{summary}"""',
     ]
-    return PrintedStage(
-        name,
-        "\n".join([*head, *writer.hoisted, *writer.lines]) + "\n",
-        tuple(parameters),
-        constants,
-        schedule,
-        writer.size_of(x_axes),
-        writer.size_of(y_axes),
-        stage.splits if stage.splits is not None else 1,
-    )
+    text = "\n".join([*head, *writer.hoisted, *writer.lines]) + "\n"
+    return PrintedStage(name, text, tuple(parameters), constants, grid, launch)
 
 
 def _decorator(parameters: list[Parameter]) -> str:

@@ -154,7 +154,7 @@ class StageWriter:
 
     def mask(self, tile: Tile, *more: str) -> str:
         """Return the condition under which the points of a tile exist."""
-        names = {"YBLOCK": "outer", "XBLOCK": "row", "RBLOCK": "column"}
+        names = {"YBLOCK": "outer", "XBLOCK": "row", "RBLOCK": "column", "KBLOCK": "depth"}
         found = [
             f"{names[block]}_mask"
             for block, used in zip(self.tiling.blocks, tile, strict=True)
