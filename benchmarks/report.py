@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.names import kind_of
 from benchmarks.plot import Bar, bar_chart
-from benchmarks.workloads import WORKLOADS
 
 Results = Mapping[str, Mapping[str, Any]]
 WARM_UP = 3
@@ -60,8 +60,7 @@ def write_report(folder: Path, results: Results, machine: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.md").write_text(text)
     bars = [
-        Bar(name, backend, "training" if WORKLOADS[name].trains else "inference", found.middle)
-        for name, backend, found in _speeds(results)
+        Bar(name, backend, kind_of(name), found.middle) for name, backend, found in _speeds(results)
     ]
     (folder / "results.svg").write_text(bar_chart(bars, "Speed of a step, eager = 1"))
     return text
@@ -140,7 +139,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 def _mean_rows(results: Results) -> list[list[str]]:
     found: dict[tuple[str, str], list[float]] = {}
     for name, race in _races(results):
-        kind = "training" if WORKLOADS[name].trains else "inference"
+        kind = kind_of(name)
         times = race["seconds"]
         for backend in times:
             if backend != "eager":

@@ -28,22 +28,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.names import NAMES
 from benchmarks.report import write_report
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 TASKS = ("speed", "cold", "warm", "trace", "memory", "split")
-NAMES = (
-    "gpt", "gpt-long", "llama", "bert", "vit", "resnet", "pointwise", "vocabulary", "tiny",
-    "gpt-bf16", "t5-encoder", "bert-inference", "llama-decode", "convnext", "tiny-inference",
-)  # fmt: skip
-"""The workloads in the order of the table; a test compares them with those that there are."""
-
 NOTHING = "aot_eager"
 """The back end that compiles nothing, but has torch trace forward and backward."""
 
@@ -170,7 +164,9 @@ class Run:
     def report(self) -> None:
         """Write the table and the plot of all that is known."""
         found = {name: self.known(name) for name in NAMES}
-        machine = f"{_processor()}, {self.options.threads} threads, torch {torch.__version__}"
+        machine = (
+            f"{_processor()}, {self.options.threads} threads, torch {metadata.version('torch')}"
+        )
         print(write_report(self.folder, {k: v for k, v in found.items() if v}, machine))
 
 

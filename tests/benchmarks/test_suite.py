@@ -1,0 +1,139 @@
+"""The benchmark suite runs through, tells wrong from right, and reports what it has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from benchmarks.measure import Contestant, errors, exact, where
+from benchmarks.names import NAMES, TRAINING
+from benchmarks.plot import Bar, bar_chart
+from benchmarks.report import geometric_mean, ratio
+from benchmarks.suite import Run, jobs, parse
+from benchmarks.workloads import WORKLOADS
+from tests.tools.tree import ROOT
+
+
+def test_all_workloads_are_listed() -> None:
+    assert sorted(NAMES) == sorted(WORKLOADS)
+    assert [n for n in NAMES if WORKLOADS[n].trains] == list(TRAINING)
+    assert all(workload.description for workload in WORKLOADS.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_workloads_are_the_same_each_time(name: str) -> None:
+    workload = WORKLOADS[name]
+    first, second = (
+        Contestant("eager", workload, *workload.build(is_quick=True)).results() for _ in range(2)
+    )
+    assert first.keys() == second.keys()
+    for key, tensor in first.items():
+        torch.testing.assert_close(tensor, second[key], rtol=0, atol=0)
+    has_gradients = len(first) > 1
+    assert has_gradients == workload.trains
+    reference = exact(workload, is_quick=True)
+    assert reference.keys() == first.keys()
+    check = errors(first, first, reference)
+    assert check["times_eager"] <= 1
+    assert check["missing"] == []
+    assert check["error"] < (0.1 if name == "gpt-bf16" else 1e-3)
+
+
+def test_wrong_results_are_seen() -> None:
+    workload = WORKLOADS["tiny"]
+    eager = Contestant("eager", workload, *workload.build(is_quick=True)).results()
+    reference = exact(workload, is_quick=True)
+    wrong = dict(eager)
+    name = list(eager)[-1]
+    wrong[name] = eager[name] * 1.01
+    assert errors(wrong, eager, reference)["times_eager"] > 100
+    del wrong[name]
+    assert errors(wrong, eager, reference)["missing"] == [name]
+
+
+def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.suite", "--quick", "--rounds=3", "--threads=1"]
+    folders = [f"--results={tmp_path / 'results'}", f"--scratch={tmp_path / 'scratch'}"]
+    return subprocess.run(
+        [*command, *folders, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_suite_runs_through_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    options = ["--only=pointwise,tiny-inference", "--backends=eager,lynx", "--tasks=speed"]
+    first = run(tmp_path, *options)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "[1/2] pointwise speed:eager+lynx" in first.stdout
+    assert "## Geometric means of speed" in first.stdout
+    again = run(tmp_path, *options)
+    assert again.returncode == 0
+    assert "[1/2]" not in again.stdout
+    folder = tmp_path / "results" / "suite"
+    assert (folder / "results.md").read_text() in again.stdout
+    ElementTree.parse(folder / "results.svg")
+    kept = json.loads((folder / "pointwise.json").read_text())["speed:eager+lynx"]
+    assert len(kept["seconds"]["lynx"]) == 3
+    assert kept["checks"]["lynx"]["times_eager"] < 2
+
+
+def test_the_split_of_a_step() -> None:
+    found = where({"quick": True}, WORKLOADS["tiny"])
+    assert found["step"] > 0
+    assert found["kernels"] > 0
+    assert found["products_limit"] > 0
+    assert {row["kind"] for row in found["largest"]} >= {"kernels", "products"}
+    assert all(row["calls"] == round(row["calls"]) for row in found["largest"])
+    torch._dynamo.reset()
+
+
+def test_what_crashes_is_reported_and_does_not_stop_the_rest(tmp_path: Path) -> None:
+    result = run(tmp_path, "--only=tiny-inference", "--backends=eager,nonsense", "--tasks=cold")
+    assert result.returncode == 1
+    assert "## Failures" in result.stdout
+    assert "nonsense" in result.stderr
+
+
+def test_jobs() -> None:
+    options = parse(["--only", "gpt", "--backends", "eager,inductor,lynx"])
+    assert [job.key for job in jobs(options)] == [
+        "speed:eager+inductor+lynx",
+        "cold:inductor",
+        "cold:lynx",
+        "warm:inductor",
+        "warm:lynx",
+        "trace:aot_eager",
+        "memory:eager",
+        "memory:inductor",
+        "memory:lynx",
+        "split:lynx",
+    ]
+    with pytest.raises(SystemExit):
+        parse(["--only", "gtp"])
+
+
+def test_cold_caches_are_empty(tmp_path: Path) -> None:
+    run_ = Run(parse(["--scratch", str(tmp_path), "--only", "gpt", "--tasks", "cold"]))
+    (job, _) = jobs(run_.options)
+    folder = run_.caches(job)
+    (folder / "left").write_text("")
+    assert list(run_.caches(job).iterdir()) == []
+
+
+def test_ratios() -> None:
+    found = ratio([9.0, 9.0, 9.0, 2.0, 4.0, 6.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    assert (found.low, found.middle, found.high) == (3.0, 4.0, 5.0)
+    assert str(ratio([1.0], [2.0])) == "0.50 (0.50 to 0.50)"
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+
+
+def test_the_plot_is_drawn() -> None:
+    bars = [Bar("a<b", "lynx", "training", 2.5), Bar("c", "inductor", "inference", 0.4)]
+    ElementTree.fromstring(bar_chart(bars, "speed & more"))
+    ElementTree.fromstring(bar_chart([], "nothing"))
