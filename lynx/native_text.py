@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from lynx.ir.core import Op
 from lynx.ir.dims import Dim, format_dim, product
 from lynx.ir.kernel import Kernel
-from lynx.ir.location import Location
 from lynx.ir.native import KernelCall, NativeCall, ProductCall
+from lynx.ir.ops.fusion import Fused
 from lynx.passes.plan_memory import format_bytes
 from lynx.runtime import NativeProgram
 
@@ -21,8 +22,9 @@ def describe_native(native: NativeProgram) -> Iterator[str]:
         calls = placed.segment.calls
         kernels = sum(isinstance(call, KernelCall) for call in calls)
         yield f"{placed.segment.name}: {kernels} kernels, {len(calls) - kernels} products"
-        for call in calls:
-            yield f"  {_describe(call)}"
+        for index, call in zip(placed.steps, calls, strict=True):
+            op = native.program.steps[index].op
+            yield f"  {_describe(call)}{_place(op)}"
     for failure in native.failures:
         yield f"did not build: {failure.splitlines()[0]}"
 
@@ -31,11 +33,10 @@ def _describe(call: NativeCall) -> str:
     if isinstance(call, ProductCall):
         sizes = _sizes((call.m, call.k, call.n))
         batch = "" if call.batch == 1 else f"{format_dim(call.batch)} times "
-        return f"product of {call.dtype}, {batch}{sizes}{_place([call.loc])}"
+        return f"product of {call.dtype}, {batch}{sizes}"
     kernel = call.kernel
     sizes = _sizes(axis.size for axis in kernel.axes) or "one element"
-    locations = dict.fromkeys((*(instruction.loc for instruction in kernel.body), call.loc))
-    return f"{kernel.name} over {sizes}, {_traffic(kernel)}{_place(locations)}"
+    return f"{kernel.name} over {sizes}, {_traffic(kernel)}"
 
 
 def _sizes(dims: Iterable[Dim]) -> str:
@@ -50,7 +51,10 @@ def _traffic(kernel: Kernel) -> str:
     return format_bytes(total) if isinstance(total, int) else f"{format_dim(total)} bytes"
 
 
-def _place(locations: Iterable[Location]) -> str:
-    known = [str(loc) for loc in locations if loc.is_known]
+def _place(op: Op) -> str:
+    """Return the places in the model that a step comes from."""
+    inner = op.body.ops if isinstance(op, Fused) else ()
+    locations = dict.fromkeys((*(part.loc for part in inner), op.loc))
+    known = list(dict.fromkeys(str(loc) for loc in locations if loc.is_known))
     more = f" and {len(known) - _PLACES} more" if len(known) > _PLACES else ""
     return f"  ({', '.join(known[:_PLACES])}{more})" if known else ""

@@ -19,7 +19,7 @@ from lynx.ir.ops.linear import MatrixProduct
 from lynx.ir.program import InPlace, Program, Step, Target
 from lynx.ir.types import TensorType
 from lynx.passes.base import Remark
-from lynx.passes.fusion import kernel_of
+from lynx.passes.fusion import KernelFactory
 from lynx.passes.plan_memory import groups_of
 from lynx.passes.products import PRODUCTS, product_call
 from lynx.passes.rewrite import NoMatch
@@ -75,6 +75,7 @@ class NativeSteps:
         self.program = program
         self.places = places
         self.products = products
+        self.factory = KernelFactory()
         self.found: dict[int, NativeStep] = {}
         self.empty: set[int] = set()
         self.refused: list[Remark] = []
@@ -125,7 +126,7 @@ class NativeSteps:
             if isinstance(placement, InPlace | Target) and placement.of in fused.inputs
         }
         try:
-            kernel = kernel_of(
+            kernel = self.factory.kernel_of(
                 fused,
                 [None if place is None else place.strides for place in inputs],
                 [place.strides for place in results if place is not None],
