@@ -28,12 +28,20 @@ class Compiler:
         """What every file is compiled with.
 
         Nothing of fast-math: NaN, infinities and signed zeros mean what they mean in eager mode.
-        Multiplications and additions are contracted only where the source says so.
+        Multiplications and additions are contracted only where the source says so. With what of
+        -O3 matters for loops, -O2 makes the same code in two thirds of the time. Jump threading
+        takes cases out of loops that then cannot be vectorized.
         """
         is_arm = platform.machine() in ("aarch64", "arm64")
+        # One vectorized loop and one for the rest: a second vectorized one gains nothing.
+        gcc_only = ("--param", "vect-epilogues-nomask=0") if "gcc" in self.identity else ()
         return (
+            *gcc_only,
             "-std=gnu11",
-            "-O3",
+            "-O2",
+            "-ftree-vectorize",
+            "-fvect-cost-model=dynamic",
+            "-fpeel-loops",
             "-mcpu=native" if is_arm else "-march=native",
             "-fPIC",
             "-fopenmp-simd",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from lynx.ir.core import Number
 from lynx.ir.dims import maximum, product
 from lynx.ir.kernel import (
     Apply,
@@ -49,8 +50,8 @@ class _Rewriter:
     def apply(self, function: str, *arguments: Scalar, dtype: DType) -> Scalar:
         return self.emit(Apply(self.domain(*arguments), function, arguments, dtype))
 
-    def constant(self, value: object, dtype: DType) -> Scalar:
-        return self.emit(Constant((), value, dtype))  # type: ignore[arg-type]
+    def constant(self, value: Number, dtype: DType) -> Scalar:
+        return self.emit(Constant((), value, dtype))
 
     def reduce(self, combine: str, x: Scalar, old: Reduce) -> Scalar:
         return self.emit(Reduce(old.domain, combine, x, old.over, loc=old.loc))
@@ -123,7 +124,9 @@ def with_operands(old: Instruction, replaced: dict[Scalar, Scalar]) -> Instructi
 
     def index(old_index: Index) -> Index:
         terms = [
-            term if isinstance(term.of, str) else dataclasses.replace(term, of=now(term.of))
+            term
+            if isinstance(term.of, str)
+            else dataclasses.replace(term, of=replaced.get(term.of, term.of))
             for term in old_index.terms
         ]
         return Index(tuple(terms), old_index.offset)

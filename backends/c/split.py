@@ -172,17 +172,13 @@ class OuterReductions:
 
     def _inner_axes(self, reductions: list[Reduce]) -> set[str]:
         """Return the set of axes whose reductions are inner; empty for none."""
+        fine = [r for r in reductions if not self._is_too_coarse(r)]
         counts: dict[frozenset[str], float] = {}
-        for reduction in reductions:
-            if self._is_used_along(reduction) and not self._is_too_coarse(reduction):
-                key = frozenset(reduction.over)
-                counts[key] = counts.get(key, 0.0) + self._weight(reduction)
-        if not counts:
-            for reduction in reductions:
-                if not self._is_too_coarse(reduction):
-                    key = frozenset(reduction.over)
-                    counts[key] = counts.get(key, 0.0) + self._weight(reduction)
-        return set(max(counts, key=lambda key: counts[key])) if counts else set()
+        for reduction in [r for r in fine if self._is_used_along(r)] or fine:
+            key = frozenset(reduction.over)
+            counts[key] = counts.get(key, 0.0) + self._weight(reduction)
+        best: frozenset[str] = max(counts, key=counts.__getitem__, default=frozenset())
+        return set(best)
 
     def _weight(self, reduction: Reduce) -> float:
         """Prefer reductions along neighbouring elements: these are cheapest as inner ones."""
@@ -203,7 +199,7 @@ class OuterReductions:
         """Whether something that runs over the reduced axes depends on the result."""
         over = set(reduction.over)
         pending: list[Instruction] = [reduction]
-        seen = {reduction}
+        seen: set[Instruction] = {reduction}
         while pending:
             for result in pending.pop().results:
                 for user in self.users.get(result, ()):
@@ -488,8 +484,9 @@ def _refuse_moved_elements(nest: Nest, in_place: dict[Buffer, None]) -> None:
         if not isinstance(store, Store) or store.buffer not in in_place:
             continue
         for load in nest.body:
-            is_same = isinstance(load, Load) and load.buffer is store.buffer
-            if is_same and load.index != store.index:
+            if not isinstance(load, Load) or load.buffer is not store.buffer:
+                continue
+            if load.index != store.index:
                 raise CompileError(
                     "kernel-order", f"overwrites {store.buffer.name} while reading it elsewhere"
                 )
