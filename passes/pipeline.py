@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import re
 import time
@@ -128,14 +129,19 @@ def _format_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_PARSER = Lark.open(
-    "pipeline.lark",
-    rel_to=__file__,
-    parser="lalr",
-    start="pipeline",
-    propagate_positions=True,
-    maybe_placeholders=False,
-)
+@functools.cache
+def _parser() -> Lark:
+    """Return the parser; making it takes longer than anything else in the import of Lynx."""
+    return Lark.open(
+        "pipeline.lark",
+        rel_to=__file__,
+        parser="lalr",
+        start="pipeline",
+        propagate_positions=True,
+        maybe_placeholders=False,
+    )
+
+
 _READABLE = {
     "LBRACE": "'{'", "RBRACE": "'}'", "LSQB": "'['", "RSQB": "']'", "COMMA": "','",
     "EQUAL": "'='", "NAME": "a name", "INTEGER": "an integer", "TEXT": "quoted text",
@@ -149,6 +155,8 @@ def parse_pipeline(text: str, *, file: str = "<pipeline>") -> Pipeline:
     Raises `TextError` with line and column for a mistake in the text, for unknown passes and
     options (naming the nearest known), and for options of the wrong type.
     """
+    if text in NAMED_PIPELINES:
+        return NAMED_PIPELINES[text]
     return _Reader(text, file).read()
 
 
@@ -164,7 +172,7 @@ class _Reader:
 
     def read(self) -> Pipeline:
         try:
-            tree = _PARSER.parse(self.text)
+            tree = _parser().parse(self.text)
         except UnexpectedInput as error:
             raise self._syntax_error(error) from None
         passes: list[Pass] = []
