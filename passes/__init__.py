@@ -15,6 +15,7 @@ from .base import (
 from .decompose import COMPOSITE, NO_COMPOSITE_OPS
 from .expand_products import ExpandProducts
 from .fuse import Fuse
+from .layout_convolutions import LayoutConvolutions
 from .modules import count_ops, print_module, verify_module
 from .observers import Diff, Dump, Observer, Reproducer, Timer, Timing
 from .pipeline import NAMED_PIPELINES, Pipeline, check_requirements, parse_pipeline
@@ -40,6 +41,7 @@ __all__ = [
     "Dump",
     "ExpandProducts",
     "Fuse",
+    "LayoutConvolutions",
     "NoMatch",
     "Observer",
     "Pass",

@@ -31,6 +31,7 @@ from lynx.ir.types import DType
 from .base import PassContext, Requirement, register_pass
 from .decompose_build import Number, wide
 from .decompose_linear import expand_addmm
+from .layout_convolutions import Channels
 from .requirements import IS_GRAPH
 from .rewrite import NoMatch, Rewritten, Rule, rewrite, rule
 
@@ -66,7 +67,11 @@ class ExpandProducts:
             is_native = type_.dtype in target.native_products
             return not is_native or isinstance(op, MatrixProduct)
 
-        rules = (expand_addmm, *vector_rules(_Rows(module).are_contiguous), *CONVOLUTION_RULES)
+        rules = (
+            expand_addmm,
+            *vector_rules(_Rows(module).are_contiguous),
+            *convolution_rules(Channels(module).are_last),
+        )
         return rewrite(module, rules, context, is_chosen)
 
 
@@ -181,31 +186,51 @@ def _sum_of_products(a: Value, b: Value, dim: int) -> Value:
     return Number(Sum(products.value, (dim,)).out).to(dtype)
 
 
-@rule
-def convolve_pointwise(op: Convolution) -> Rewritten:
-    """Multiply the channels of every position by the weight, where windows have one element.
+def convolution_rules(are_last: Callable[[Value], bool]) -> tuple[Rule, ...]:
+    """Return the rules for convolutions; `are_last` tells which images are channels last."""
 
-    convolution(x, weight: [o, c, 1, 1], bias)  ==>  batch_matmul(weight, x) + bias
-    """
-    if not _is_pointwise(op):
-        return NoMatch("has windows, steps or groups")
-    result = Number(_over_channels(_matrix(wide(op.weight).value), wide(op.x).value))
-    if op.bias is not None:
-        spread = wide(op.bias).reshaped((op.bias.shape[0], *(1,) * (len(op.x.shape) - 2)))
-        result = result + spread
-    return result.to(op.out.tensor_type.dtype)
+    @rule
+    def convolve_pointwise(op: Convolution) -> Rewritten:
+        """Multiply the channels of every position by the weight, where windows have one element.
 
+        convolution(x, weight: [o, c, 1, 1], bias)  ==>  batch_matmul(weight, x) + bias
+        """
+        if not _is_pointwise(op):
+            return NoMatch("has windows, steps or groups")
+        weight, x = _matrix(wide(op.weight).value), wide(op.x).value
+        result = Number(_over_channels(weight, x, are_last(op.x)))
+        if op.bias is not None:
+            spread = wide(op.bias).reshaped((op.bias.shape[0], *(1,) * (len(op.x.shape) - 2)))
+            result = result + spread
+        return result.to(op.out.tensor_type.dtype)
 
-@rule
-def convolve_pointwise_backward(op: ConvolutionBackwardInput) -> Rewritten:
-    """Multiply the gradients of every position by the transposed weight.
+    @rule
+    def convolve_pointwise_backward(op: ConvolutionBackwardInput) -> Rewritten:
+        """Multiply the gradients of every position by the transposed weight.
 
-    convolution_backward_input(grad, x, weight: [o, c, 1, 1])  ==>  batch_matmul(weight^T, grad)
-    """
-    if not _is_pointwise(op):
-        return NoMatch("has windows, steps or groups")
-    weight = Permute(_matrix(wide(op.weight).value), (1, 0)).out
-    return Number(_over_channels(weight, wide(op.grad).value)).to(op.out.tensor_type.dtype)
+        convolution_backward_input(grad, x, weight)  ==>  batch_matmul(weight^T, grad)
+        """
+        if not _is_pointwise(op):
+            return NoMatch("has windows, steps or groups")
+        weight = Permute(_matrix(wide(op.weight).value), (1, 0)).out
+        result = _over_channels(weight, wide(op.grad).value, are_last(op.grad))
+        return Number(result).to(op.out.tensor_type.dtype)
+
+    @rule
+    def weigh_pointwise(op: ConvolutionBackwardWeight) -> Rewritten:
+        """Multiply gradients and inputs of all positions, where both are rows of channels.
+
+        convolution_backward_weight(grad, x, weight: [o, c, 1, 1])  ==>  matmul(grad^T, x)
+        """
+        if not _is_pointwise(op) or op.of_bias:
+            return NoMatch("has windows, steps, groups or a bias")
+        if not are_last(op.grad) or not are_last(op.x):
+            return NoMatch("is not channels last")
+        grad = Permute(_positions(wide(op.grad).value), (1, 0)).out
+        result = Number(Matmul(grad, _positions(wide(op.x).value)).out)
+        return result.reshaped(op.weight.shape).to(op.weight.tensor_type.dtype)
+
+    return (convolve_pointwise, convolve_pointwise_backward, split_bias_gradient, weigh_pointwise)
 
 
 @rule
@@ -226,14 +251,9 @@ def split_bias_gradient(op: ConvolutionBackwardWeight) -> Rewritten:
     return (weight.results[0], bias)
 
 
-CONVOLUTION_RULES: tuple[Rule, ...] = (
-    convolve_pointwise,
-    convolve_pointwise_backward,
-    split_bias_gradient,
-)
-
-
-def _is_pointwise(op: Convolution | ConvolutionBackwardInput) -> bool:
+def _is_pointwise(
+    op: Convolution | ConvolutionBackwardInput | ConvolutionBackwardWeight,
+) -> bool:
     geometry = Geometry.of(op)
     ones = (*geometry.weight.shape[2:], *geometry.stride, geometry.groups)
     zeros = (*geometry.padding, *geometry.end_padding)
@@ -246,15 +266,26 @@ def _matrix(weight: Value) -> Value:
     return Reshape(weight, weight.shape[:2]).out
 
 
-def _over_channels(weight: Value, x: Value) -> Value:
+def _positions(x: Value) -> Value:
+    """Return the channels of each position as a row: a view of images that are channels last."""
+    batch, channels, *spatial = x.shape
+    rows = Permute(x, (0, *range(2, len(x.shape)), 1)).out
+    return Reshape(rows, (size_of((batch, *spatial)), channels)).out
+
+
+def _over_channels(weight: Value, x: Value, is_last: bool) -> Value:
     """Return `weight @ x` at every position: `[o, c]` by `[n, c, *spatial]`."""
     batch, channels, *spatial = x.shape
     outputs = weight.shape[0]
     positions: Dim = size_of(spatial)
     result_shape = (batch, outputs, *spatial)
     if positions == 1:
-        rows = Matmul(Reshape(x, (batch, channels)).out, Permute(weight, (1, 0)).out)
-        return Reshape(rows.out, result_shape).out
+        vectors = Reshape(x, (batch, channels)).out
+        return Reshape(Matmul(vectors, Permute(weight, (1, 0)).out).out, result_shape).out
+    if is_last:
+        products = Matmul(_positions(x), Permute(weight, (1, 0)).out)
+        rows = Reshape(products.out, (batch, *spatial, outputs)).out
+        return Permute(rows, (0, len(x.shape) - 1, *range(1, len(x.shape) - 1))).out
     shared = Broadcast(weight, (batch, outputs, channels)).out
     columns = BatchMatmul(shared, Reshape(x, (batch, channels, positions)).out)
     return Reshape(columns.out, result_shape).out

@@ -9,6 +9,7 @@ from .decompose import Decompose
 from .expand_products import ExpandProducts
 from .fold_constants import FoldConstants
 from .fuse import Fuse
+from .layout_convolutions import LayoutConvolutions
 from .lower import Lower
 from .offsets import DEFAULT_BUDGET
 from .pipeline import NAMED_PIPELINES, Pipeline
@@ -28,6 +29,7 @@ DEFAULT = Pipeline(
         RemoveDeadCode(),
         # Late on the graph: whole ops are what rules and people read best.
         Decompose(),
+        LayoutConvolutions(),
         ExpandProducts(),
         WidenProducts(),
         Canonicalize(),
@@ -51,6 +53,7 @@ REDUCE_OVERHEAD = Pipeline(
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
         Decompose(),
+        LayoutConvolutions(),
         ExpandProducts(),
         WidenProducts(),
         Canonicalize(),
@@ -74,6 +77,7 @@ MAX_AUTOTUNE = Pipeline(
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
         Decompose(),
+        LayoutConvolutions(),
         ExpandProducts(),
         WidenProducts(),
         Canonicalize(),
