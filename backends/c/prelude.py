@@ -75,11 +75,19 @@ typedef void gemm(const char *, const char *, const i32 *, const i32 *, const i3
                   const i32 *);
 static gemm *lynx_sgemm, *lynx_dgemm;
 
+/* Segments only fill tables; optimizing that takes as long as compiling the kernels. */
+#ifdef __clang__
+#define ENTRY __attribute__((visibility("default"), cold, noinline, optnone))
+#else
+#define ENTRY __attribute__((visibility("default"), cold, noinline, optimize("O0")))
+#endif
+
 /* Work that is worth a second thread, in picoseconds on one. */
 #define PARALLEL_WORK 40000000LL
 
 /* Cuts the units into chunks by their sizes alone, so that sums do not depend on threads. */
-INLINE void lynx_cut(struct step *step, i64 units, i64 points, i64 limit, i64 cost) {
+__attribute__((noinline, unused)) static
+void lynx_cut(struct step *step, i64 units, i64 points, i64 limit, i64 cost) {
   const i64 wanted = lynx_max(1, 12000000 / lynx_max(1, cost * lynx_max(1, points)));
   i64 grain = wanted;
   if (limit > 0) grain = lynx_max(grain, (units + limit - 1) / limit);

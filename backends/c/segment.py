@@ -191,7 +191,7 @@ class SegmentPrinter:
         """Return the definition of the segment's function."""
         lines = [
             f"/* {self.segment.name.replace('*/', '* /')} */",
-            '__attribute__((visibility("default"), cold))',
+            "ENTRY",
             f"i64 lynx_segment{self.number}(const i64 *packed) {{",
             "  i64 failed = 0;",
         ]
