@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch._ops
 
+_HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
 OpOverload = torch._ops.OpOverload
 HigherOrderOperator = torch._ops.HigherOrderOperator
 
@@ -48,12 +50,8 @@ def convolve_into(
 
 
 def _has_inplace_convolution(x: torch.Tensor, out: torch.Tensor) -> bool:
-    return (
-        x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and x.numel() > 0
-        and out.numel() > 0
-        and torch.backends.mkldnn.enabled
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_convolution_pointwise_")
-    )
+    if x.dtype != torch.float32 or x.device.type != "cpu" or x.numel() == 0 or out.numel() == 0:
+        return False
+    if not torch.backends.mkldnn.enabled:
+        return False
+    return _HAS_ONEDNN and hasattr(torch.ops.mkldnn, "_convolution_pointwise_")
