@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from lynx.ir import (
     CompileError,
     DType,
     Graph,
+    InternalError,
     Location,
     SymbolRange,
     TensorType,
@@ -25,6 +28,7 @@ from lynx.ir.printer import format_op
 from lynx.passes.base import PassContext
 from lynx.passes.cse import MergeCommonSubexpressions
 from lynx.passes.dce import RemoveDeadCode
+from lynx.passes.observers import Diff, Dump, Reproducer
 
 S0 = symbol("s0")
 MATRIX = TensorType(DType.F32, (S0, 8))
@@ -179,3 +183,23 @@ def test_symbols_in_a_region_keep_what_tells_them() -> None:
     """
     graph = parse_graph(text)
     assert RemoveDeadCode().run(graph, PassContext()) is graph
+
+
+def test_dumps_and_differences_of_passes(tmp_path: Path) -> None:
+    graph = parse_graph(TEXT)
+    changed = parse_graph(TEXT.replace("exp", "log"))
+    dump, stream = Dump(tmp_path), io.StringIO()
+    step = RemoveDeadCode()
+    for observer in (dump, Diff(stream)):
+        observer.before(step, graph)
+        observer.after(step, graph, changed, 0.0)
+    texts = [path.read_text() for path in sorted(tmp_path.iterdir())]
+    assert texts == [TEXT, TEXT.replace("exp", "log")]
+    assert "-    %2 = exp %1 : f32[s0, 8]" in stream.getvalue()
+
+
+def test_a_reproducer_reads_back(tmp_path: Path) -> None:
+    error = InternalError("pass-failed", "it failed")
+    Reproducer(tmp_path).failed("dce", parse_graph(TEXT), error)
+    assert error.reproducer is not None
+    assert print_graph(parse_graph(Path(error.reproducer).read_text())) == TEXT
