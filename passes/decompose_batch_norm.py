@@ -8,6 +8,7 @@ from lynx.ir.core import Value
 from lynx.ir.dims import product
 from lynx.ir.ops.factory import Full
 from lynx.ir.ops.normalization import BatchNorm, BatchNormBackward
+from lynx.ir.types import DType
 
 from .decompose_build import Number, mean, refuse_empty, rsqrt, square, total, wide
 from .rewrite import NoMatch, Rule, rule
@@ -68,11 +69,12 @@ def _normalized(op: BatchNorm, centred: Number, deviation: Number) -> Value:
 
 def _by_batch(op: BatchNorm) -> tuple[Value, ...]:
     x, others = wide(op.x), _others(op.x)
-    average = mean(x, others)
-    centred = x - average
-    squares = total(square(centred), others)
+    precise = _precise(op.x)
+    average = mean(precise, others)
+    squares = total(square(precise - average), others)
     count = product(op.x.shape[dim] for dim in others)
-    deviation = rsqrt(squares / count + op.eps)
+    deviation = Number(rsqrt(squares / count + op.eps).to(x.dtype))
+    centred = x - Number(average.to(x.dtype))
     values = [average, deviation]
     if op.running_mean is not None and op.running_var is not None:
         variance = squares / (count - 1)
@@ -82,8 +84,14 @@ def _by_batch(op: BatchNorm) -> tuple[Value, ...]:
     return (_normalized(op, centred, deviation), *statistics)
 
 
+def _precise(value: Value) -> Number:
+    """Return a value in the type in which eager adds up what it knows of channels."""
+    return Number(Number(value).to(DType.F64))
+
+
 def _updated(op: BatchNorm, running: Value, current: Number) -> Number:
-    return current * op.momentum + _channels(running, op.x) * (1 - op.momentum)
+    kept = _channels(running, op.x)
+    return Number(current.to(kept.dtype)) * op.momentum + kept * (1 - op.momentum)
 
 
 @rule
@@ -100,7 +108,10 @@ def expand_batch_norm_backward(op: BatchNormBackward) -> tuple[Value | None, ...
     if not (op.training or any(op.mask[1:])):
         return (grad * scale).to(op.x.tensor_type.dtype), None, None
     centred = wide(op.x) - average
-    sums, products = total(grad, others), total(grad * centred, others)
+    precise = Number(grad.to(DType.F64))
+    shifts = _precise(op.x) - Number(average.to(DType.F64))
+    sums = Number(total(precise, others).to(grad.dtype))
+    products = Number(total(precise * shifts, others).to(grad.dtype))
     if op.training:
         count = product(op.x.shape[dim] for dim in others)
         slope = products / count * deviation * deviation
