@@ -57,16 +57,17 @@ def product_call(
     batch, m, n, k = sizes = _sizes(op)
     if any(size == 0 for size in sizes):
         return NoMatch("has a size of 0")
+    matrices: tuple[Strides, Strides, Strides]
     if isinstance(op, BatchMatmul):
         batches = _batches(op, (a_strides, b_strides, out_strides))
         if isinstance(batches, NoMatch):
             return batches
-        outer, batch, outer_steps, (first, second, result) = batches
+        outer, batch, outer_steps, matrices = batches
         sizes = (batch, m, n, k)
     else:
         outer, outer_steps = 1, (0, 0, 0)
-        first, second, result = _strides(op, a_strides, b_strides, out_strides)
-    layouts = _layouts((m, n, k), (first, second, result))
+        matrices = _strides(op, a_strides, b_strides, out_strides)
+    layouts = _layouts((m, n, k), matrices)
     if isinstance(layouts, NoMatch):
         return layouts
     if _overlaps(batch, layouts[2]):
