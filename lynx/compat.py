@@ -41,6 +41,12 @@ CONTROL_FLOW_ERRORS: tuple[type[BaseException], ...] = tuple(
 )
 """Exceptions that Dynamo uses to steer itself: a back end must let them through."""
 
+GRAD_MODE_CHANGES: tuple[Any, ...] = (
+    torch._C._set_grad_enabled,
+    torch.autograd.grad_mode._enter_inference_mode,
+)
+"""Functions that Dynamo calls to turn the recording of gradients on or off."""
+
 
 def aot_autograd(
     graph_module: torch.fx.GraphModule,

@@ -33,7 +33,6 @@ _FORWARD = "lynx::linear_cross_entropy"
 _BACKWARD = "lynx::linear_cross_entropy_backward"
 _OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight"
 _FORM = "str reduction, int? ignore, float smoothing, str[] steps, bool[] wanted"
-_TENSORS = "(Tensor, Tensor, Tensor{})"
 
 Tensors = tuple[torch.Tensor, ...]
 Optional = torch.Tensor | None
@@ -68,11 +67,11 @@ def linear_cross_entropy(
     of tokens are multiplied by `token_weight`, of the shape of `target`, before they are summed
     (only with the reduction `sum`). `wanted` says which of the gradients to compute at once.
     """
-    loss: torch.Tensor = _Loss.apply(
-        x, weight, bias, target, class_weight, token_weight,
-        reduction, ignore, smoothing, list(steps), list(wanted),
-    )[0]  # fmt: skip
-    return loss
+    form = (reduction, ignore, smoothing, list(steps), list(wanted))
+    results: Tensors = _Loss.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, target, class_weight, token_weight, *form
+    )
+    return results[0]
 
 
 @torch.library.impl(_FORWARD, "default")
@@ -97,7 +96,7 @@ def _forward(
     return (loss, *_present(gradients, x))
 
 
-@torch.library.register_fake(_FORWARD)
+@torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
 def _fake_forward(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -151,7 +150,7 @@ def _backward(
     return _present([None if g is None else g.to(x.dtype) for g in found], x)
 
 
-@torch.library.register_fake(_BACKWARD)
+@torch.library.register_fake(_BACKWARD)  # type: ignore[untyped-decorator]
 def _fake_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> Tensors:
     weight, bias, wanted = rest[0], rest[1], rest[-1]
     return _like((x, weight, bias), _given(wanted, bias), x, x.dtype)
@@ -166,28 +165,22 @@ def _check(
     reduction: str,
     wanted: list[bool],
 ) -> None:
-    """Raise an error for operands that do not belong together."""
-    torch._check(weight.dim() == 2, lambda: f"expects a matrix as weight, got {weight.dim()}-d")
-    torch._check(
-        x.dim() == target.dim() + 1,
-        lambda: f"expects a target for each token, got x {x.dim()}-d, target {target.dim()}-d",
-    )
-    for operand in (weight, bias):
-        torch._check(
-            operand is None or operand.dtype == x.dtype,
-            lambda: f"expects operands of one type, got {x.dtype} and {operand.dtype}",  # noqa: B023
+    """Raise `ValueError` for operands that do not belong together."""
+    if weight.dim() != 2:
+        raise ValueError(f"expects a matrix as weight, got {weight.dim()}-d")
+    if x.dim() != target.dim() + 1:
+        raise ValueError(
+            f"expects a target for each token, got x {x.dim()}-d, target {target.dim()}-d"
         )
-    torch._check(
-        not target.is_floating_point(), lambda: "expects classes as targets, got probabilities"
-    )
-    torch._check(
-        token_weight is None or reduction == "sum",
-        lambda: f"weighs tokens in sums only, not in '{reduction}'",
-    )
-    torch._check(
-        reduction != "none" or not any(wanted),
-        lambda: "cannot compute gradients before that of each token's loss is known",
-    )
+    for operand in (weight, bias):
+        if operand is not None and operand.dtype != x.dtype:
+            raise ValueError(f"expects operands of one type, got {x.dtype} and {operand.dtype}")
+    if target.is_floating_point():
+        raise ValueError("expects classes as targets, got probabilities")
+    if token_weight is not None and reduction != "sum":
+        raise ValueError(f"weighs tokens in sums only, not in '{reduction}'")
+    if reduction == "none" and any(wanted):
+        raise ValueError("cannot compute gradients before that of each token's loss is known")
 
 
 def _given(wanted: Sequence[bool], bias: Optional) -> list[bool]:
@@ -232,7 +225,9 @@ def _differentiate(ctx: Any, grad: Optional, *_: Any) -> tuple[Any, ...]:
             for unit, need in zip(units, needed, strict=True)
         ]
     else:
-        results = _Gradients.apply(grad, *operands, *units, *ctx.form, needed)
+        results = _Gradients.apply(  # type: ignore[no-untyped-call]
+            grad, *operands, *units, *ctx.form, needed
+        )
         gradients = [g if need else None for g, need in zip(results, needed, strict=True)]
     return (*gradients, *nothing[3:])
 

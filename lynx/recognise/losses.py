@@ -120,7 +120,9 @@ def _gathered(node: Node) -> tuple[Node, int, Node] | None:
     given = bind(
         node, ("input", "dim", "index") if name_of(node) == "gather" else ("input", "index", "dim")
     )
-    scores, axis, index = given.get("input"), given.get("dim"), given.get("index")
+    scores: Any = given.get("input")
+    axis: Any = given.get("dim")
+    index: Any = given.get("index")
     known = tensor_of(scores) is not None and tensor_of(index) is not None
     if type(axis) is not int or not known or not traced(scores).dim():
         return None
@@ -140,7 +142,8 @@ def _indexed(node: Node) -> Loss | None:
     scores, index = node.args
     if not isinstance(index, list | tuple) or len(index) != 2 or not isinstance(scores, Node):
         return None
-    rows, target = index
+    rows: Any = index[0]
+    target: Any = index[1]
     if not all(tensor_of(item) is not None for item in (scores, rows, target)):
         return None
     shape = traced(scores).shape
@@ -167,7 +170,7 @@ def _indexed(node: Node) -> Loss | None:
 
 def _counts_from_zero(node: Node) -> bool:
     start = node.args[0] if len(node.args) > 1 else 0
-    return start == 0 and len(node.args) in (1, 2) and "step" not in node.kwargs
+    return bool(start == 0) and len(node.args) in (1, 2) and "step" not in node.kwargs
 
 
 def _difference(node: Node) -> Loss | None:

@@ -10,13 +10,18 @@ import sympy
 import torch
 import torch.fx
 
-from lynx.compat import is_plain_fake, is_transformed, storage_identity, symbolic_expression
+from lynx.compat import (
+    GRAD_MODE_CHANGES,
+    is_plain_fake,
+    is_transformed,
+    storage_identity,
+    symbolic_expression,
+)
 
 Node = torch.fx.Node
 Size = int | torch.SymInt
 
 _META = ("stack_trace", "nn_module_stack", "source_fn_stack")
-_GRAD_MODE = (torch._C._set_grad_enabled, torch.inference_mode)
 
 
 class Refusal(Exception):  # noqa: N818 - no error: the graph stays as it is
@@ -131,7 +136,7 @@ def _put(item: Any, node: Node) -> None:
 
 def changes_grad_mode(node: Node) -> bool:
     """Whether a node turns the recording of gradients on or off."""
-    return node.op == "call_function" and node.target in _GRAD_MODE
+    return node.op == "call_function" and node.target in GRAD_MODE_CHANGES
 
 
 class Inserter:

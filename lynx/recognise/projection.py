@@ -156,6 +156,8 @@ def _added_bias(walk: _Walk) -> Node:
     node = walk.node
     if len(node.args) != 2 or node.kwargs or walk.bias is not None:
         raise Refusal(f"'{node}' has other arguments than are understood")
+    a: Any
+    b: Any
     a, b = node.args
     if isinstance(a, Node) and traced(a).dim() < traced(node).dim():
         a, b = b, a

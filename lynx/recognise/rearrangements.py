@@ -74,10 +74,11 @@ def _reshape(node: Node, axis: int, name: str) -> Rearrangement:
             break
     else:
         raise Refusal(f"'{node}' mixes classes with tokens")
-    rest = node.args[1:]
+    rest: tuple[Any, ...] = node.args[1:]
     if name not in ("view", "reshape"):
         return Rearrangement(operand, index, _again(node))
-    sizes = tuple(node.kwargs.get("shape", node.kwargs.get("size", rest)))
+    given: Any = node.kwargs.get("shape", node.kwargs.get("size", rest))
+    sizes = tuple(given)
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
         sizes = tuple(sizes[0])
     if len(sizes) != len(after) or any(isinstance(size, torch.dtype) for size in sizes):
@@ -119,9 +120,10 @@ def _copy(node: Node, axis: int) -> Rearrangement:
 
 def _slice(node: Node, axis: int) -> Rearrangement:
     """Follow an index of slices, numbers, None and an ellipsis."""
-    operand, index = _operand(node), node.args[1]
+    operand = _operand(node)
+    index: Any = node.args[1]
     shape = traced(operand).shape
-    items = list(index) if isinstance(index, list | tuple) else [index]
+    items: list[Any] = list(index) if isinstance(index, list | tuple) else [index]
     taking = [item for item in items if item is not None and item is not Ellipsis]
     if not all(isinstance(item, slice) or _is_number(item) for item in taking):
         raise Refusal(f"'{node}' picks logits by a tensor of indices")

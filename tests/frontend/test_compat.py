@@ -168,3 +168,60 @@ def test_classes_of_operators_and_the_table_of_decompositions() -> None:
     assert isinstance(torch.ops.higher_order.cond, compat.HigherOrderOperator)
     table = compat.get_decompositions([torch.ops.aten.select_backward])
     assert torch.ops.aten.select_backward.default in table
+
+
+def test_tensors_inside_transforms() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append((compat.is_transformed(x), compat.is_batched(x)))
+        return x.sum()
+
+    x = torch.ones(2, 3)
+    look(x)
+    torch.func.grad(look)(x)
+    torch.func.vmap(look)(x)
+    torch.func.grad(lambda y: torch.func.vmap(look)(y).sum())(x)
+    torch.func.vmap(torch.func.grad(look))(x)
+    assert seen == [(False, False), (True, False), (True, True), (True, True), (True, True)]
+
+
+def test_sizes_that_were_traced() -> None:
+    found: list[int | None] = []
+
+    def keep(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        found.extend(compat.size_hint(item) for item in inputs if isinstance(item, torch.SymInt))
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x * 2, backend=keep, dynamic=True)(torch.ones(5, 7))
+    assert found == [5, 7]
+    assert compat.size_hint(3) == 3
+
+
+def test_grad_mode_changes_are_what_dynamo_calls() -> None:
+    targets: list[Any] = []
+
+    def keep(module: torch.fx.GraphModule, _: Any) -> Any:
+        targets.extend(node.target for node in module.graph.nodes)
+        return module.forward
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = x.sin()
+        with torch.enable_grad():
+            return x.cos() + y
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=keep)(torch.ones(3, requires_grad=True))
+    assert any(target in compat.GRAD_MODE_CHANGES for target in targets)
+
+
+def test_graphs_with_symbols_do_not_donate() -> None:
+    torch._dynamo.reset()
+    x = torch.randn(3, 4, requires_grad=True)
+    function = torch.compile(lambda y: y.exp().sin(), backend="lynx", dynamic=True)
+    loss = function(x).sum()
+    (first,) = torch.autograd.grad(loss, x, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, x)
+    assert torch.equal(first, second)
