@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,8 @@ def patch_interpreter() -> None:
         setattr(libdevice, name, _on_tiles(function))
     interpreter._convert_float = _converting(interpreter._convert_float)
     interpreter.InterpreterBuilder.create_splat = _splat
+    rmw = interpreter.InterpreterBuilder.create_atomic_rmw
+    interpreter.InterpreterBuilder.create_atomic_rmw = _atomic(rmw)
     interpreter.InterpreterBuilder.create_dot = _dot(interpreter.InterpreterBuilder.create_dot)
     interpreter.ReduceOps.generic_reduce = _reducing(interpreter.ReduceOps.generic_reduce)
 
@@ -79,6 +82,28 @@ def _dot(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, a, b, total, *options)
 
     return dot
+
+
+def _atomic(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Add to bfloat16 in memory, place by place, rounding each time."""
+
+    def atomic(self: Any, kind: Any, places: Any, value: Any, mask: Any, *options: Any) -> Any:
+        if value.dtype.scalar != tl.bfloat16:
+            return original(self, kind, places, value, mask, *options)
+        assert "FADD" in str(kind), "kernels only add"
+        lanes = (np.broadcast_to(one.data, places.data.shape) for one in (places, value, mask))
+        for place, bits, chosen in zip(*(lane.reshape(-1) for lane in lanes), strict=True):
+            if chosen:
+                cell = ctypes.c_uint16.from_address(int(place))
+                total = sum(map(_from_bits, (cell.value, int(bits))))
+                cell.value = int(torch.tensor(total).bfloat16().view(torch.uint16))
+        return value
+
+    return atomic
+
+
+def _from_bits(bits: int) -> float:
+    return float(np.uint32(bits << 16).view(np.float32))
 
 
 def _splat(self: Any, type_: Any, scalar: Any) -> Any:
