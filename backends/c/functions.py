@@ -60,16 +60,16 @@ def expression(function: str, dtype: DType, arguments: list[str], constant: floa
         condition, chosen, other = arguments
         return f"{condition} ? {chosen} : {other}"
     if function not in FUNCTIONS:
-        raise CompileError("kernel-function", f"the C back end has no function {function}")
+        raise CompileError("kernel-unsupported", f"the C back end has no function {function}")
     kind = category(dtype)
     if kind not in FUNCTIONS[function].accepts:
-        raise CompileError("kernel-function", f"{function} takes no operands of type {dtype}")
+        raise CompileError("kernel-unsupported", f"{function} takes no operands of type {dtype}")
     if kind == "b":
         return _of_truth_values(function, arguments)
     if kind == "i":
         return _of_integers(function, dtype, arguments)
     if dtype not in (DType.F32, DType.F64):
-        raise CompileError("kernel-function", f"{function} is not computed in {dtype}")
+        raise CompileError("kernel-unsupported", f"{function} is not computed in {dtype}")
     return _of_floats(function, dtype, arguments, constant)
 
 

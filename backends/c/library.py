@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 from lynx.ir.errors import InternalError
 from lynx.ir.store import ArtifactStore
@@ -23,7 +22,11 @@ _DIGEST = hashlib.sha256().digest_size
 
 @functools.cache
 def _torch_libraries() -> tuple[ctypes.CDLL, ...]:
-    folder = Path(torch.__file__).parent / "lib"
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ()
+    # These are the files that torch has loaded, so that its own pool and library are found.
+    folder = Path(spec.origin).parent / "lib"
     found: list[ctypes.CDLL] = []
     for pattern in ("libtorch_cpu.so", "libgomp*.so*", "libmkl*.so*", "libopenblas*.so*"):
         for path in sorted(folder.glob(pattern)):

@@ -145,7 +145,7 @@ class Expressions:
             case Apply():
                 return self._apply(instruction, of)
             case _:
-                raise CompileError("kernel-instruction", f"cannot print {type(instruction)}")
+                raise CompileError("kernel-unsupported", f"cannot print {type(instruction)}")
 
     def _apply(self, instruction: Apply, of: Callable[[Scalar], str]) -> str:
         arguments = [of(argument) for argument in instruction.arguments]
@@ -173,7 +173,7 @@ class Expressions:
         if store.combine == "add":
             value = self._sum(target, value, dtype)
         elif store.combine != "set":
-            raise CompileError("kernel-store", f"cannot combine by {store.combine}")
+            raise CompileError("kernel-unsupported", f"cannot combine by {store.combine}")
         mask = f"if ({of(store.mask)}) " if store.mask is not None else ""
         return f"{mask}{target} = {value};"
 

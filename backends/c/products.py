@@ -24,9 +24,10 @@ def product_lines(
     `out^T = b^T a^T`. A result whose columns are contiguous is computed as it is.
     """
     if not has_products():
-        raise CompileError("no-products", "torch exports no matrix products on this machine")
-    if call.dtype not in (DType.F32, DType.F64):
-        raise CompileError("product-dtype", f"no library product of type {call.dtype}")
+        raise CompileError(
+            "product-unsupported", "torch exports no matrix products on this machine"
+        )
+    check_type(call.dtype)
     m, n, a, b = call.m, call.n, call.a, call.b
     a_rows, b_rows = (call.m, call.k), (call.k, call.n)
     out_is_columns = _is_transposed(call.out, call.m, call.n)
@@ -41,7 +42,9 @@ def product_lines(
     sizes = [dim(size, names) for size in (m, n, call.k)]
     for size in (call.m, call.n, call.k):
         if isinstance(size, int) and size > LARGEST:
-            raise CompileError("product-size", f"a matrix of {size} rows or columns is too large")
+            raise CompileError(
+                "product-unsupported", f"a matrix of {size} rows or columns is too large"
+            )
     kind = "s" if call.dtype is DType.F32 else "d"
     place = [f"    /* {str(call.loc).replace('*/', '* /')} */"] if call.loc.is_known else []
     steps = [dim(matrix.strides[0], names) for matrix in (a, b, call.out)]
@@ -60,6 +63,12 @@ def product_lines(
     ]
 
 
+def check_type(dtype: DType) -> None:
+    """Raise `CompileError` for element types that the library does not multiply."""
+    if dtype not in (DType.F32, DType.F64):
+        raise CompileError("product-unsupported", f"no library product of type {dtype}")
+
+
 def _is_transposed(matrix: Matrix, rows: Dim, columns: Dim) -> bool:
     """Whether the elements of a column are neighbours, and not those of a row."""
     _, row_stride, column_stride = matrix.strides
@@ -68,7 +77,7 @@ def _is_transposed(matrix: Matrix, rows: Dim, columns: Dim) -> bool:
     if row_stride == 1 or rows == 1:
         return True
     raise CompileError(
-        "product-strides", f"neither rows nor columns are contiguous: {matrix.strides}"
+        "product-unsupported", f"neither rows nor columns are contiguous: {matrix.strides}"
     )
 
 

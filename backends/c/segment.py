@@ -179,7 +179,7 @@ class SegmentPrinter:
     def symbol(self, name: str) -> str:
         """Return where the caller passes a symbol."""
         if name not in self.symbols:
-            raise CompileError("kernel-symbol", f"the segment is not given the symbol {name}")
+            raise CompileError("kernel-unsupported", f"the segment is not given the symbol {name}")
         return self.symbols[name]
 
     def pointer(self, pointer: Pointer) -> str:

@@ -32,7 +32,7 @@ UNSIGNED = {
 def memory_type(dtype: DType) -> str:
     """Return the C type of an element in memory."""
     if dtype not in MEMORY_TYPES:
-        raise CompileError("kernel-dtype", f"the C back end has no elements of type {dtype}")
+        raise CompileError("kernel-unsupported", f"the C back end has no elements of type {dtype}")
     return MEMORY_TYPES[dtype]
 
 
@@ -55,7 +55,7 @@ def number(value: Number, dtype: DType) -> str:
     if dtype in (DType.BF16, DType.F16):
         return f"(u16){_low_precision_bits(float(value), dtype)}"  # type: ignore[arg-type]
     if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
-        raise CompileError("kernel-constant", f"{value} is no number of type {dtype}")
+        raise CompileError("kernel-unsupported", f"{value} is no number of type {dtype}")
     return _integer(int(value), dtype)
 
 
@@ -140,7 +140,7 @@ def _expression(value: sympy.Expr, names: SymbolNames) -> str:
         return f"({' * '.join(parts(factor) for factor in value.as_ordered_factors())})"
     if value.is_Pow and value.args[1].is_Integer:
         return f"({' * '.join([parts(value.args[0])] * int(value.args[1]))})"
-    raise CompileError("kernel-dimension", f"the C back end cannot compute the dimension {value}")
+    raise CompileError("kernel-unsupported", f"the C back end cannot compute the dimension {value}")
 
 
 def product_text(values: list[Dim], names: SymbolNames) -> str:
