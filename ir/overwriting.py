@@ -2,57 +2,66 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from .core import Op, Value
+from .dims import Dim, is_equal, product
 from .ops.fusion import Fused, Region
+from .ops.layout import quotient
 from .ops.reduction import Reduction
 from .space import Axis, FactorKind, IterationSpace
 
-Axes = tuple[int | None, ...]
-"""For each dimension of a value, the dimension of the overwritten operand that it runs along."""
+Part: TypeAlias = tuple[int, Dim, Dim]
+"""A part of a dimension of the operand: the dimension, how many elements it steps by, its size."""
+
+Parts: TypeAlias = tuple[Part, ...]
 
 
-def can_overwrite(op: Op, result: Value, operand: Value) -> bool:
+def can_overwrite(op: Op, result: Value, operand: Value, *, alone: bool = False) -> bool:
     """Whether a result may be written over an operand of its type and layout.
 
     An elementwise op reads each element right before it writes it. A fused op may be run in several
-    sweeps over its data. All that a sweep reads of the operand, for whichever result, must lie at
-    the place that is written next, or be read by reductions on which the overwriting result
-    depends: those are complete by then.
+    sweeps over its data. All that it reads of the operand, for whichever result, must lie at the
+    place that is written by then, and be complete: read in the sweep that writes, or by reductions
+    on which the result depends. If the result is `alone`, that is no other result is written over
+    an operand, the sweep that writes it can be the last, and so all reads are complete.
     """
-    if isinstance(op, Fused):
-        if operand.type != result.type or op.inputs.count(operand) != 1:
-            return False
-        body = op.body
-        return _Reads(body, body.parameters[op.inputs.index(operand)]).allow(
-            body.results[op.results.index(result)]
-        )
-    return op.is_elementwise and len(op.results) == 1
+    if not isinstance(op, Fused):
+        return op.is_elementwise and len(op.results) == 1
+    if operand.type != result.type or op.inputs.count(operand) != 1:
+        return False
+    body = op.body
+    reads = _Reads(body, body.parameters[op.inputs.index(operand)])
+    return reads.allow(body.results[op.results.index(result)], alone)
 
 
 class _Reads:
-    """How the ops of a region read one of its parameters."""
+    """How the ops of a region read one of its parameters.
+
+    `parts` tells along which parts of the parameter's dimensions each dimension of a value runs,
+    for the values that depend on it.
+    """
 
     def __init__(self, region: Region, parameter: Value) -> None:
         self.region = region
         self.parameter = parameter
-        whole = tuple(i if size != 1 else None for i, size in enumerate(parameter.shape))
-        self.identity = whole
-        self.all_axes = {axis for axis in whole if axis is not None}
-        self.axes: dict[Value, Axes] = {parameter: whole}
+        self.identity = tuple(_whole(dim, size) for dim, size in enumerate(parameter.shape))
+        self.numel = product(size for size in parameter.shape if size != 1)
+        self.parts: dict[Value, tuple[Parts, ...]] = {parameter: self.identity}
         self.readers: list[Op] = []
         self.are_aligned = all(self._follow(op) for op in region.ops)
 
-    def allow(self, result: Value) -> bool:
+    def allow(self, result: Value, alone: bool) -> bool:
         """Whether this result of the region may take the place of the parameter."""
         if not self.are_aligned or result is self.parameter:
             return False
-        if self.axes.get(result) != self.identity:
+        if self.parts.get(result) != self.identity:
             return False
         before = self._ancestors((result,))
-        if all(reader in before for reader in self.readers):
+        if alone or all(reader in before for reader in self.readers):
             return True
         # Several results of one sweep: nothing may force a second one.
-        derived = tuple(value for value in self.region.results if value in self.axes)
+        derived = tuple(value for value in self.region.results if value in self.parts)
         return not any(isinstance(op, Reduction) for op in self._ancestors(derived))
 
     def _ancestors(self, values: tuple[Value, ...]) -> set[Op]:
@@ -65,63 +74,111 @@ class _Reads:
         return found
 
     def _follow(self, op: Op) -> bool:
-        """Work out along which axes the results of an op run; say whether its reads are aligned."""
-        positions = [i for i, operand in enumerate(op.operands) if operand in self.axes]
+        """Work out along what the results of an op run; say whether its reads are aligned."""
+        positions = [i for i, operand in enumerate(op.operands) if operand in self.parts]
         if not positions:
             return True
         space = op.space()
         if space is None:
             return False
-        axis_of: dict[str, int] = {}
+        factors: dict[str, Parts] = {}
         for position in positions:
-            known = self.axes[op.operands[position]]
-            if not _collect(op, space, space.operands[position], known, axis_of):
+            known = self.parts[op.operands[position]]
+            if not _collect(op, space, space.operands[position], known, factors):
                 return False
         reads_whole = any(self._is_whole(op.operands[position]) for position in positions)
         if reads_whole:
             self.readers.append(op)
-        kept = set()
+        kept: set[str] = set()
         for result, dims in zip(op.results, space.results, strict=True):
-            self.axes[result] = tuple(_axis_of(dim, axis_of) for dim in dims)
-            kept.update(self.axes[result])
-            if reads_whole and not _adds_no_axis(result, self.axes[result]):
+            if not all(isinstance(dim, tuple) for dim in dims):
                 return False
-            if not _is_simple(dims, axis_of):
+            self.parts[result] = tuple(_joined(dim, factors) for dim in dims)
+            kept.update(name for dim in dims if isinstance(dim, tuple) for name in dim)
+            if reads_whole and not _adds_nothing(dims, space, factors):
                 return False
-        return isinstance(op, Reduction) or kept.issuperset(axis_of.values())
+        running = {name for name, parts in factors.items() if parts}
+        return isinstance(op, Reduction) or running <= kept
 
     def _is_whole(self, value: Value) -> bool:
-        return self.all_axes.issubset(self.axes.get(value, ()))
+        """Whether a value still has all elements of the parameter, so that reductions are left."""
+        sizes = [size for parts in self.parts.get(value, ()) for _, _, size in parts]
+        return is_equal(product(sizes), self.numel)
+
+
+def _whole(dim: int, size: Dim) -> Parts:
+    return () if size == 1 else ((dim, 1, size),)
 
 
 def _collect(
-    op: Op, space: IterationSpace, dims: tuple[Axis, ...], known: Axes, axis_of: dict[str, int]
+    op: Op,
+    space: IterationSpace,
+    dims: tuple[Axis, ...],
+    known: tuple[Parts, ...],
+    factors: dict[str, Parts],
 ) -> bool:
-    """Note which factor runs along which axis; False if the op reads in another order."""
-    for dim, axis in zip(dims, known, strict=True):
-        if axis is None:
+    """Note along what each factor runs; False if the op reads in another order."""
+    for dim, parts in zip(dims, known, strict=True):
+        if not parts:
             continue
-        if not isinstance(dim, tuple) or len(dim) != 1:
+        if not isinstance(dim, tuple) or not dim:
             return False
-        is_parallel = space.factor(dim[0]).kind is FactorKind.PARALLEL
-        if not (is_parallel or isinstance(op, Reduction)):
+        found = _split(parts, [space.factor(name).size for name in dim])
+        if found is None:
             return False
-        if axis_of.setdefault(dim[0], axis) != axis:
-            return False
+        for name, piece in zip(dim, found, strict=True):
+            is_parallel = space.factor(name).kind is FactorKind.PARALLEL
+            if not (is_parallel or isinstance(op, Reduction)):
+                return False
+            if factors.setdefault(name, piece) != piece:
+                return False
     return True
 
 
-def _axis_of(dim: Axis, axis_of: dict[str, int]) -> int | None:
-    return axis_of.get(dim[0]) if isinstance(dim, tuple) and len(dim) == 1 else None
+def _split(parts: Parts, sizes: list[Dim]) -> list[Parts] | None:
+    """Cut parts into pieces of these sizes, the outermost first; None if they do not fit."""
+    left = list(parts)
+    pieces: list[Parts] = []
+    for size in reversed(sizes):
+        piece: list[Part] = []
+        wanted: Dim = size
+        while wanted != 1 and left:
+            dim, step, extent = left.pop()
+            rest = quotient(wanted, extent)
+            if rest is not None:
+                piece.insert(0, (dim, step, extent))
+                wanted = rest
+                continue
+            outer = quotient(extent, wanted)
+            if outer is None:
+                return None
+            piece.insert(0, (dim, step, wanted))
+            left.append((dim, product((step, wanted)), outer))
+            wanted = 1
+        if wanted != 1:
+            return None
+        pieces.insert(0, tuple(piece))
+    return None if left else pieces
 
 
-def _is_simple(dims: tuple[Axis, ...], axis_of: dict[str, int]) -> bool:
-    """Whether no dimension of a result mixes an axis with something else."""
-    return all(
-        isinstance(dim, tuple) and (len(dim) == 1 or axis_of.keys().isdisjoint(dim)) for dim in dims
-    )
+def _joined(dim: Axis, factors: dict[str, Parts]) -> Parts:
+    """Return along what a dimension runs, with neighbouring parts of one dimension as one."""
+    joined: list[Part] = []
+    for name in dim if isinstance(dim, tuple) else ():
+        for inner in factors.get(name, ()):
+            outer = joined[-1] if joined else None
+            if (
+                outer is not None
+                and outer[0] == inner[0]
+                and is_equal(outer[1], product(inner[1:]))
+            ):
+                joined[-1] = (inner[0], inner[1], product((outer[2], inner[2])))
+            else:
+                joined.append(inner)
+    return tuple(joined)
 
 
-def _adds_no_axis(result: Value, axes: Axes) -> bool:
+def _adds_nothing(dims: tuple[Axis, ...], space: IterationSpace, factors: dict[str, Parts]) -> bool:
     """Whether a result has no dimension along which the operand would be read again and again."""
-    return all(axis is not None or size == 1 for axis, size in zip(axes, result.shape, strict=True))
+    names = (name for dim in dims if isinstance(dim, tuple) for name in dim)
+    return all(factors.get(name) or space.factor(name).size == 1 for name in names)

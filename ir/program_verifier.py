@@ -233,7 +233,9 @@ class _Memory:
                 raise _error("bad-layout", message, op)
 
     def check_over(self, op: Op, value: Value, of: Value | None, placement: Placement) -> None:
-        if of is None or of not in op.operands or not can_overwrite(op, value, of):
+        step = self.program.steps[self.program.positions[op]]
+        alone = sum(isinstance(p, InPlace | Target) for p in step.placements) == 1
+        if of is None or of not in op.operands or not can_overwrite(op, value, of, alone=alone):
             raise _error("bad-placement", f"'{op.name}' cannot write {value} over {of}", op)
         strides = self.program.strides(of)
         if of.type != value.type or not same_strides(value.shape, strides, placement.strides):

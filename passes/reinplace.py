@@ -27,6 +27,8 @@ from .layouts import is_dense
 from .lower import returns_of
 from .requirements import IS_PROGRAM
 
+_READ_LATER = "its old value is read later"
+
 
 @register_pass
 @dataclass(frozen=True)
@@ -44,13 +46,14 @@ class Reinplace:
     def run(self, module: Program, context: PassContext) -> Program:
         """Return the program with other placements."""
         places: dict[Value, Placement] = {}
+        closed: set[Op] = set()
         uses = Counter(mutation.value for mutation in module.graph.mutations)
         writes = tuple(
-            _write_directly(module, write, uses[write.mutation.value], places, context)
+            _write_directly(module, write, uses[write.mutation.value], places, closed, context)
             for write in module.writes
         )
         for index, step in enumerate(module.steps):
-            _overwrite(module, index, step, places)
+            _overwrite(module, index, step, places, closed)
         if not places:
             return module
         steps = tuple(_placed(step, places) for step in module.steps)
@@ -69,21 +72,41 @@ def _placed(step: Step, places: dict[Value, Placement]) -> Step:
     return dataclasses.replace(step, placements=placements)
 
 
-def _overwrite(program: Program, index: int, step: Step, places: dict[Value, Placement]) -> None:
+def _overwrite(
+    program: Program, index: int, step: Step, places: dict[Value, Placement], closed: set[Op]
+) -> None:
     """Let results of a step be written over operands that die, each over one of its own."""
     op = step.op
-    if not (op.is_elementwise or isinstance(op, Fused)):
+    if not (op.is_elementwise or isinstance(op, Fused)) or op in closed:
         return
     operands = dict.fromkeys(op.operands)
     dying = [operand for operand in operands if _dies(program, index, operand, places)]
-    for result, placement in zip(op.results, step.placements, strict=True):
-        if result in places or not isinstance(placement, Arena):
+    if not _pair(program, step, dying, places) and not any(r in places for r in op.results):
+        _pair(program, step, dying, places, alone=True)
+
+
+def _pair(
+    program: Program,
+    step: Step,
+    dying: list[Value],
+    places: dict[Value, Placement],
+    *,
+    alone: bool = False,
+) -> bool:
+    """Place results over operands of a list, only one if it has to be `alone`."""
+    found = False
+    for result, placement in zip(step.op.results, step.placements, strict=True):
+        if result in places or not isinstance(placement, Arena) or (alone and found):
             continue
         for operand in dying:
-            if _same_place(program, operand, result) and can_overwrite(op, result, operand):
+            if _same_place(program, operand, result) and can_overwrite(
+                step.op, result, operand, alone=alone
+            ):
                 places[result] = InPlace(program.strides(result), operand)
                 dying.remove(operand)
+                found = True
                 break
+    return found
 
 
 def _dies(program: Program, index: int, operand: Value, places: dict[Value, Placement]) -> bool:
@@ -122,13 +145,21 @@ def _write_directly(
     write: Write,
     targets: int,
     places: dict[Value, Placement],
+    closed: set[Op],
     context: PassContext,
 ) -> Write:
-    """Decide how a mutation is done whose new value goes to this many inputs."""
+    """Decide how a mutation is done whose new value goes to this many inputs.
+
+    `closed` collects the ops in which nothing else may be written over an operand.
+    """
     if write.kind != "copy":
         return write
     mutation = write.mutation
     refusal = _why_not_directly(program, mutation, targets)
+    if refusal == _READ_LATER and _is_alone(program, mutation, places):
+        refusal = _why_not_directly(program, mutation, targets, alone=True)
+        if not refusal and mutation.value.op is not None:
+            closed.add(mutation.value.op)
     if refusal:
         loc = mutation.value.op.loc if mutation.value.op is not None else None
         message = f"input '{mutation.target.name}' is copied into at the end: {refusal}"
@@ -138,7 +169,17 @@ def _write_directly(
     return Write(mutation, "in_place")
 
 
-def _why_not_directly(program: Program, mutation: Mutation, targets: int) -> str:
+def _is_alone(program: Program, mutation: Mutation, places: dict[Value, Placement]) -> bool:
+    """Whether the op of a mutation's value computes the new value of no other input."""
+    op = mutation.value.op
+    if op is None or any(result in places for result in op.results):
+        return False
+    return sum(m.value.op is op for m in program.graph.mutations) == 1
+
+
+def _why_not_directly(
+    program: Program, mutation: Mutation, targets: int, *, alone: bool = False
+) -> str:
     """Return why a mutation's value cannot be computed into the input, empty if it can."""
     value, target = mutation.value, mutation.target
     if value.type != target.type:
@@ -152,18 +193,18 @@ def _why_not_directly(program: Program, mutation: Mutation, targets: int) -> str
         return "its elements do not lie densely in memory"
     if not equal_strides(strides, program.strides(value)):
         return "its new value has another layout"
-    if _reads_after(program, target, value, value.op):
-        return "its old value is read later"
+    if _reads_after(program, target, value, value.op, alone=alone):
+        return _READ_LATER
     return ""
 
 
-def _reads_after(program: Program, target: Value, value: Value, op: Op) -> bool:
+def _reads_after(program: Program, target: Value, value: Value, op: Op, *, alone: bool) -> bool:
     """Whether the old value of an input is needed once `op` has begun to write the new one."""
     index = program.positions[op]
     if program.ends[target] < index:
         return False
     if program.ends[target] > index or target not in op.operands:
         return True
-    if not can_overwrite(op, value, target):
+    if not can_overwrite(op, value, target, alone=alone):
         return True
     return not _is_only_reader(program, op, target, target)

@@ -159,7 +159,8 @@ class _Writer:
     def _native(self, index: int, step: Step) -> None:
         """Prepare the memory of a step's results; run the segment that ends with this step."""
         for result, placement in zip(step.op.results, step.placements, strict=True):
-            if isinstance(placement, Fresh) or result in self.native.needed:
+            is_needed = isinstance(placement, Fresh) or result in self.native.needed
+            if is_needed and not self._anchored(step.op, result):
                 self._destination(step.op, result, placement)
         number = self.native.last.get(index)
         if number is not None:
@@ -238,9 +239,14 @@ class _Writer:
             else:
                 more = f"dtype={dtype}, device={type_.device!r}"
                 self.lines.add(op, f"{name} = torch.empty_strided({shape}, {strides}, {more})")
-        elif isinstance(placement, InPlace | Target) and not self._anchored(op, result):
+        elif isinstance(placement, InPlace | Target):
             assert placement.of is not None, placement
-            self.lines.add(op, f"{name} = {self.lines.use(placement.of)}")
+            arena = self.lines.owner.get(placement.of)
+            # The very tensor: torch looks at strides of size 1 to find out what overlaps.
+            if arena is not None:
+                self.lines.make_ready(arena, result, self.lines.locals[placement.of])
+            else:
+                self.lines.add(op, f"{name} = {self.lines.use(placement.of)}")
 
     def _copied_view(self, op: Op) -> None:
         """Write a reshape that no view can express, through the destination in the old shape."""

@@ -377,3 +377,17 @@ def test_channels_last() -> None:
     assert found == [strides, (20, 20, 5, 1), strides]
     run, _ = native(graph)
     check_run(graph, run, inputs_for(graph))
+
+
+def test_torch_writes_over_what_was_computed_natively() -> None:
+    """The strides of dimensions of size 1 differ, in which torch sees a partial overlap."""
+    builder = Builder("column")
+    x = builder.input("x", TensorType(DType.F32, (5, 1)), InputSpec((1, 1)))
+    doubled = fuse(builder, (x,), double)
+    part = builder.emit(ops.Slice(x, 1, 0, 1, 2))
+    larger = builder.emit(ops.Maximum(part, doubled))
+    graph = builder.build((fuse(builder, (larger,), double),))
+    assert isinstance(compiled(graph).placements[larger], InPlace)
+    run, compiler = native(graph)
+    assert compiler.sizes == [1, 1]
+    check_run(graph, run, inputs_for(graph))
