@@ -119,6 +119,8 @@ def _speed_rows(results: Results) -> list[list[str]]:
                 continue
             check = race["checks"][backend]
             error = "missing" if check["missing"] else f"{check['times_eager']:.2f}"
+            if backend == "lynx" and race.get("left_to_torch"):
+                error += " left to torch"
             row += [_ms(times[backend]), str(ratio(times["eager"], times[backend])), error]
         if both:
             known = {"lynx", "inductor"} <= set(times)

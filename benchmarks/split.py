@@ -8,6 +8,7 @@ both measured in the same process.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 
 import lynx.compiler
+from benchmarks.measure import Contestant, Result, main
+from benchmarks.workloads import Workload
 from lynx.backends.c import compile_segments
 from lynx.ir.dims import Dim
 from lynx.ir.kernel_cost import kernel_cost
@@ -138,6 +141,17 @@ def _number(dim: Dim) -> float:
     return float(dim) if isinstance(dim, int) else 0.0
 
 
+def where(options: Result, workload: Workload) -> Result:
+    """Measure where the time of a step of Lynx goes."""
+
+    def make() -> Callable[[], object]:
+        contestant = Contestant("lynx", workload, *workload.build(options.get("quick", False)))
+        contestant.step()
+        return contestant.step
+
+    return split(make)
+
+
 def split(make: Callable[[], Callable[[], object]], steps: int = 10) -> dict[str, Any]:
     """Measure a step; `make` compiles it with Lynx and returns it."""
     step = make()
@@ -256,3 +270,7 @@ def _kind(name: str) -> str:
     if any(part in name for part in ALLOCATION):
         return "allocation"
     return "products" if any(part in name for part in PRODUCTS) else "torch"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], {"split": where})

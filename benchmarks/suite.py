@@ -126,7 +126,8 @@ class Run:
             "rounds": self.options.rounds,
             "quick": self.options.quick,
         }
-        command = [sys.executable, "-m", "benchmarks.measure", json.dumps(arguments)]
+        module = "benchmarks.split" if task == "split" else "benchmarks.measure"
+        command = [sys.executable, "-m", module, json.dumps(arguments)]
         process = subprocess.run(
             command, env=self.environment(caches), cwd=ROOT, stdout=subprocess.PIPE, text=True,
             stderr=None if self.options.verbose else subprocess.PIPE, check=False,

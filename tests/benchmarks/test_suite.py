@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from benchmarks.measure import Contestant, errors, exact, where
+from benchmarks.measure import Contestant, errors, exact
 from benchmarks.names import NAMES, TRAINING
 from benchmarks.plot import Bar, bar_chart
 from benchmarks.report import geometric_mean, ratio
+from benchmarks.split import where
 from benchmarks.suite import Run, jobs, parse
 from benchmarks.workloads import WORKLOADS
 from tests.tools.tree import ROOT
@@ -80,6 +81,7 @@ def test_the_suite_runs_through_and_goes_on_where_it_was(tmp_path: Path) -> None
     ElementTree.parse(folder / "results.svg")
     kept = json.loads((folder / "pointwise.json").read_text())["speed:eager+lynx"]
     assert len(kept["seconds"]["lynx"]) == 3
+    assert kept["left_to_torch"] == []
     assert kept["checks"]["lynx"]["times_eager"] < 2
 
 
