@@ -71,6 +71,8 @@ def _kept(op: Op, target: Target) -> str:
         return f"the machine multiplies {type_.dtype} natively"
     if isinstance(op, AddOuter):
         return "adds up nothing"
+    if isinstance(op, Convolution) and op.transposed:
+        return "eager rounds each of the products that it adds up"
     if not target.generates_code and isinstance(op, MatrixProduct | AddProduct):
         return _too_small(op)
     return ""

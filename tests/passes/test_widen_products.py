@@ -166,6 +166,9 @@ def test_what_is_widened() -> None:
     assert not widened(big, native)
     assert widened(Matmul(tensor(64, 64, dtype=f16), tensor(64, 64, dtype=f16)), native)
     assert not widened(Matmul(tensor(64, 64), tensor(64, 64)))
+    x, filters = tensor(2, 4, 5, 5, dtype=bf16), tensor(4, 6, 3, 3, dtype=bf16)
+    assert widened(Convolution(x, tensor(6, 4, 3, 3, dtype=bf16), None))
+    assert not widened(Convolution(x, filters, None, transposed=True))
     there = tensor(64, 64, dtype=bf16, device="cuda:0")
     assert not widened(Matmul(there, there))
 
