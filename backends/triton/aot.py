@@ -61,7 +61,7 @@ def _compile(function: Any, stage: PrintedStage, target: str) -> Resources:
     }
     signature.update(dict.fromkeys(constants, "constexpr"))
     # Buffers are aligned to 16 bytes, as torch's allocator does.
-    aligned = {
+    aligned: dict[tuple[int, ...], list[list[object]]] = {
         (place,): [["tt.divisibility", 16]]
         for place, parameter in enumerate(stage.parameters)
         if isinstance(parameter.stands_for, Buffer | None)

@@ -51,7 +51,8 @@ class FusedCall:
     ) -> None:
         self.op = op
         self.input_strides = tuple(input_strides or map(_row_major, op.inputs))
-        self.result_strides = tuple(result_strides or map(_row_major, op.results))
+        rows = (contiguous_strides(value.shape) for value in op.results)
+        self.result_strides: tuple[Strides, ...] = tuple(result_strides or rows)
         kernel = kernel_of(op, self.input_strides, self.result_strides, {})
         strides = [dim for s in (*self.input_strides, *self.result_strides) for dim in s or ()]
         shapes = [dim for value in op.results for dim in value.shape]

@@ -143,11 +143,11 @@ def result(lanes: Collected, names: tuple[str, ...]) -> list[str]:
         return _result_welford(lanes, names)
     if combine == "softmax":
         return _result_softmax(lanes, names)
-    (x,) = lanes.names
+    x = lanes.names[0]
     keep = f"{axis}, keep_dims=True"
     if dtype is DType.BOOL:
-        extreme = "max" if combine in ("any", "max") else "min"
-        return [f"{names[0]} = tl.{extreme}({x}.to(tl.int32), {keep}) != 0"]
+        chosen = "max" if combine in ("any", "max") else "min"
+        return [f"{names[0]} = tl.{chosen}({x}.to(tl.int32), {keep}) != 0"]
     text = {
         "sum": f"tl.sum({x}, {keep})",
         "prod": f"reduce_product({x}, {axis})",
@@ -183,12 +183,16 @@ def _result_softmax(lanes: Collected, names: tuple[str, ...]) -> list[str]:
     ]
 
 
-def finish(combine: str, names: tuple[str, ...]) -> list[str]:
-    """Return lines that make results of what was combined from all lanes of all programs."""
+def finish(combine: str, names: tuple[str, ...], nonempty: str = "") -> list[str]:
+    """Return lines that make results of what was combined from all lanes of all programs.
+
+    `nonempty` is the condition that there was anything, where that is not known.
+    """
     if combine == "softmax":
         # exp(-inf - -inf) is NaN, which only the whole row decides.
-        nan = 'float("nan")'
-        return [f'{names[1]} = tl.where({names[0]} == float("-inf"), {nan}, {names[1]})']
+        nothing = f'({names[0]} == float("-inf"))'
+        nothing = f"{nothing} & ({nonempty})" if nonempty else nothing
+        return [f'{names[1]} = tl.where({nothing}, float("nan"), {names[1]})']
     return []
 
 

@@ -31,19 +31,19 @@ def multiply(a, b):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def reduce_maximum(x, axis: tl.constexpr):  # type: ignore[no-untyped-def]
+def reduce_maximum(x, axis):  # type: ignore[no-untyped-def]
     """Return the greatest along an axis of a tile, kept as size 1; NaN if there is one."""
     return tl.reduce(x, axis, maximum, keep_dims=True)
 
 
 @triton.jit
-def reduce_minimum(x, axis: tl.constexpr):  # type: ignore[no-untyped-def]
+def reduce_minimum(x, axis):  # type: ignore[no-untyped-def]
     """Return the smallest along an axis of a tile, kept as size 1; NaN if there is one."""
     return tl.reduce(x, axis, minimum, keep_dims=True)
 
 
 @triton.jit
-def reduce_product(x, axis: tl.constexpr):  # type: ignore[no-untyped-def]
+def reduce_product(x, axis):  # type: ignore[no-untyped-def]
     """Return the product along an axis of a tile, kept as size 1."""
     return tl.reduce(x, axis, multiply, keep_dims=True)
 
@@ -70,7 +70,7 @@ def is_smaller(x, position, best, best_position):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def first_position(x, position, best, axis: tl.constexpr):  # type: ignore[no-untyped-def]
+def first_position(x, position, best, axis):  # type: ignore[no-untyped-def]
     """Return the lowest position along an axis at which `x` is `best`, NaN included."""
     same = (x == best) | ((x != x) & (best != best))
     return tl.min(tl.where(same, position, 0x7FFFFFFFFFFFFFFF), axis, keep_dims=True)

@@ -119,11 +119,11 @@ class GraphedFunction:
                 return recording.run(inputs)
         if len(known) >= MOST_RECORDINGS:
             return self._plain(inputs, f"outputs of {MOST_RECORDINGS} calls are still alive")
-        recording = self._record(inputs)
-        if isinstance(recording, str):
-            return self._plain(inputs, recording)
-        known.append(recording)
-        return recording.run(inputs)
+        made = self._record(inputs)
+        if isinstance(made, str):
+            return self._plain(inputs, made)
+        known.append(made)
+        return made.run(inputs)
 
     def _plain(self, inputs: Sequence[Any], reason: str) -> list[Any]:
         if reason not in self.said:

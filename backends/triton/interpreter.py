@@ -144,9 +144,10 @@ def serve() -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            text, name, arguments = _receive(sys.stdin.buffer)  # type: ignore[misc]
+            request: Any = _receive(sys.stdin.buffer)
         except EOFError:
             return
+        text, name, arguments = request
         try:
             values = _unpacked(arguments)
             load_module(text, name)["run"](*values)

@@ -95,7 +95,7 @@ def _atomic(original: Callable[..., Any]) -> Callable[..., Any]:
         for place, bits, chosen in zip(*(lane.reshape(-1) for lane in lanes), strict=True):
             if chosen:
                 cell = ctypes.c_uint16.from_address(int(place))
-                total = sum(map(_from_bits, (cell.value, int(bits))))
+                total = _from_bits(cell.value) + _from_bits(int(bits))
                 cell.value = int(torch.tensor(total).bfloat16().view(torch.uint16))
         return value
 
@@ -113,7 +113,11 @@ def _splat(self: Any, type_: Any, scalar: Any) -> Any:
     return interpreter.TensorHandle(array, scalar.dtype.scalar)
 
 
-_REDUCED = {"maximum": np.max, "minimum": np.min, "multiply": np.prod}
+_REDUCED: dict[str, Callable[..., Any]] = {
+    "maximum": np.max,
+    "minimum": np.min,
+    "multiply": np.prod,
+}
 """What numpy calls the functions that kernels combine with; `max` of numpy is NaN if one is."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lynx.ir.dims import ceil_div, contiguous_strides
 from lynx.ir.kernel import Constant, Index, Instruction, Reduce, Store, Term
 
-from .combines import Collected, finish, lanes_of, result, update
+from .combines import Collected, lanes_of, result, update
 from .dtypes import triton_type
 from .parts import Partial
 from .writer import StageWriter
@@ -166,9 +166,8 @@ class _Loops:
         writer = self.writer
         if isinstance(root, Reduce):
             names = writer.result_names(root)
-            writer.emit(*result(lanes, names), *finish(root.combine, names))
-            if "arg" in root.combine:
-                writer.position_of_none(names[1], writer.size_of(root.over))
+            writer.emit(*result(lanes, names))
+            writer.finish(root.combine, names, writer.size_of(root.over))
             return
         names = tuple(
             writer.names.fresh(f"{root.combine}{lane.suffix}_part")

@@ -12,18 +12,14 @@ import itertools
 
 from lynx.ir.dims import Dim, ceil_div, contiguous_strides, product
 from lynx.ir.kernel import (
-    Apply,
     Buffer,
     Check,
-    Constant,
-    Convert,
     Index,
     Instruction,
     Kernel,
     KernelAxis,
     KernelBuilder,
     Load,
-    Position,
     Reduce,
     Scalar,
     Store,
@@ -31,6 +27,8 @@ from lynx.ir.kernel import (
 )
 
 from .combines import lanes_of
+from .copying import copied, moved
+from .online import merge_sweeps
 from .parts import Merge, Partial, Stage, Staged
 from .plan import Plan
 from .sizes import LIMITS, Limits
@@ -41,7 +39,7 @@ def stage(kernel: Kernel, *, is_deterministic: bool = False, limits: Limits = LI
 
     With `is_deterministic`, what is added to memory is added in the order of the points.
     """
-    plan = Plan(kernel, is_deterministic, limits)
+    plan = Plan(merge_sweeps(kernel, limits), is_deterministic, limits)
     plan.assign()
     return _Cutter(plan).cut()
 
@@ -184,29 +182,19 @@ class _Writer:
         return buffer
 
     def _copy(self, instruction: Instruction) -> None:
-        build, value = self.builder, self.values
         match instruction:
-            case Constant():
-                new = build.constant(instruction.value, instruction.dtype)
-            case Position():
-                new = build.position(self._moved(instruction.index))
             case Load():
-                new = self._load(instruction)
-            case Apply():
-                arguments = [value[x] for x in instruction.arguments]
-                new = build.apply(instruction.function, *arguments, dtype=instruction.dtype)
-            case Convert():
-                new = build.convert(value[instruction.x], instruction.dtype)
-            case _:
+                self.values[instruction.out] = self._load(instruction)
+            case Store() | Check() | Reduce():
                 self._copy_root(instruction)
-                return
-        value[instruction.out] = new
+            case _:
+                (self.values[instruction.out],) = copied(self.builder, instruction, self.values)
 
     def _copy_root(self, instruction: Instruction) -> None:
         build, value = self.builder, self.values
         if isinstance(instruction, Store):
             mask = value[instruction.mask] if instruction.mask is not None else None
-            buffer, index = self._use(instruction.buffer), self._moved(instruction.index)
+            buffer, index = self._use(instruction.buffer), moved(instruction.index, self.values)
             build.store(buffer, index, value[instruction.value], mask, instruction.combine)
         elif isinstance(instruction, Check):
             build.check(value[instruction.condition], instruction.message)
@@ -228,18 +216,9 @@ class _Writer:
         if load in self.cutter.plan.copied_loads:
             buffer = self.stands_for[buffer]
         mask = self.values[load.mask] if load.mask is not None else None
-        return self.builder.load(self._use(buffer), self._moved(load.index), mask, load.other)
-
-    def _moved(self, index: Index) -> Index:
-        if not index.scalars:
-            return index
-        terms = tuple(
-            Term(self.values[t.of], t.stride, t.divisor, t.modulus)
-            if isinstance(t.of, Scalar)
-            else t
-            for t in index.terms
+        return self.builder.load(
+            self._use(buffer), moved(load.index, self.values), mask, load.other
         )
-        return Index(terms, index.offset)
 
 
 def _index(axes: tuple[str, ...], strides: tuple[Dim, ...]) -> Index:

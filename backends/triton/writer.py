@@ -344,12 +344,18 @@ class StageWriter:
         mask = self.mask((False, True))
         self.emit(*direct(lanes, x, position, mask, names))
         if "arg" in reduce.combine:
-            self.position_of_none(names[1], self.size_of(reduce.over))
+            self.finish(reduce.combine, names, self.size_of(reduce.over))
 
-    def position_of_none(self, name: str, size: Dim) -> None:
-        """Make the position over no point 0, which only matters where the size may be 0."""
-        if not isinstance(size, int) or size == 0:
-            self.emit(f"{name} = tl.where({self.sizes.text(size)} > 0, {name}, 0)")
+    def finish(self, combine: str, names: tuple[str, ...], size: Dim) -> None:
+        """Print what makes results of numbers combined from all programs.
+
+        The position over no point is 0, which only matters where the size may be 0.
+        """
+        known = isinstance(size, int) and size > 0
+        nonempty = "" if known else f"{self.sizes.text(size)} > 0"
+        self.emit(*finish(combine, names, nonempty))
+        if "arg" in combine and nonempty:
+            self.emit(f"{names[1]} = tl.where({nonempty}, {names[1]}, 0)")
 
     def typed(self, dim: Dim, dtype: DType) -> str:
         """Return a dimension as a scalar of a type."""
@@ -397,9 +403,8 @@ class StageWriter:
         collected = Collected(
             merge.combine, merge.dtype, tuple(kept), 1, f"{seen}.to({triton_type(merge.dtype)})"
         )
-        self.emit(*result(collected, names), *finish(merge.combine, names))
-        if "arg" in merge.combine:
-            self.position_of_none(names[1], merge.count)
+        self.emit(*result(collected, names))
+        self.finish(merge.combine, names, merge.count)
 
 
 def _wanted(instruction: Instruction) -> str:

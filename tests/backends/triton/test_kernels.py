@@ -181,6 +181,17 @@ def test_batch_statistics_over_outer_and_inner_axes(interpreter: TritonInterpret
         check(interpreter, kernel, limits=limits)
 
 
+def test_pairs_of_reductions_share_a_sweep(interpreter: TritonInterpreter) -> None:
+    m = Maker({"i": 3, "j": 9000})
+    x = m.input("x", "ij")
+    centred = m.do("sub", x, m.do("div", m.reduce("sum", x, "j"), 9000.0))
+    squares = m.reduce("sum", m.do("mul", centred, centred), "j")
+    m.output("y", "ij", m.do("mul", centred, m.do("rsqrt", squares)))
+    for kernel in (m.build.build("normalize"), samples.softmax(3, 9000)):
+        assert print_module(kernel).text.count("for start in range") == 2
+        check(interpreter, kernel)
+
+
 def test_one_source_serves_all_sizes(interpreter: TritonInterpreter) -> None:
     batch, length = symbol("s0"), symbol("s1")
     for kernel in (
