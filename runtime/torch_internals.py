@@ -36,7 +36,7 @@ def set_grad_enabled(enabled: bool) -> None:
 
 
 reinterpreted: Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor] = (
-    guards._reinterpret_tensor
+    guards._reinterpret_tensor  # type: ignore[attr-defined]
 )
 """Return a tensor with a shape and strides, so many elements further on in the memory of another.
 
@@ -44,6 +44,6 @@ It is no view: it has a version counter of its own, and records no gradients.
 """
 
 empty_on_cpu: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor] = (
-    guards._empty_strided_cpu
+    guards._empty_strided_cpu  # type: ignore[attr-defined]
 )
 """Return a new tensor with a shape, strides and element type."""
