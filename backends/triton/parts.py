@@ -26,6 +26,11 @@ class Partial(Instruction):
         """The combined scalar."""
         return (self.x,)
 
+    @property
+    def result_order(self) -> tuple[str, ...]:
+        """The axes of the result, in the order in which they lie in the buffers."""
+        return tuple(axis for axis in self.domain if axis not in self.over)
+
 
 @dataclass(frozen=True, eq=False)
 class Merge(Instruction):
@@ -59,8 +64,9 @@ class Merge(Instruction):
 class Stage:
     """A part of a kernel that one launch does: a kernel whose reductions all run over `columns`.
 
-    With `splits`, the columns are divided among that many programs. `is_serial` says that the
-    columns must be run through one after the other, since they add to the same places.
+    With `splits`, the columns are divided among that many programs. With `across`, that many
+    programs share the rows, and `Partial` combines over all rows of a program. `is_serial` says
+    that the columns must be run through one after the other, since they add to the same places.
     """
 
     kernel: Kernel
@@ -68,6 +74,7 @@ class Stage:
     columns: tuple[str, ...]
     splits: Dim | None = None
     is_serial: bool = False
+    across: Dim | None = None
 
 
 @dataclass(frozen=True)

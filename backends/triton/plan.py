@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from lynx.ir.dims import Dim, product
+from lynx.ir.dims import Dim, maximum, minimum, product
 from lynx.ir.kernel import Buffer, Check, Instruction, Kernel, Load, Reduce, Scalar, Store
 
 from .hazards import accumulates_in_order, colliding_axes, find_snapshots, touches_apart
@@ -21,6 +21,7 @@ class Draft:
     splits: Dim | None = None
     is_serial: bool = False
     is_merge: bool = False
+    across: Dim | None = None
     roots: list[Instruction] = field(default_factory=list)
 
     @property
@@ -44,6 +45,7 @@ class Plan:
         self.snapshots: dict[Buffer, Buffer] = {}
         self.contiguous = contiguous_axes(kernel)
         self.read_first: set[Buffer] = set()
+        self.row_stages = self._row_stages()
 
     def assign(self) -> None:
         """Give each reduction, store and check its stage."""
@@ -79,12 +81,15 @@ class Plan:
     def _place_reduce(self, reduce: Reduce, ready: int) -> None:
         count = product(self.kernel.sizes[axis] for axis in reduce.over)
         rows = product(self.kernel.sizes[axis] for axis in reduce.result_axes())
-        is_along = not any(axis in self.contiguous for axis in reduce.result_axes())
-        if not is_split(rows, count, is_along, self.limits):
+        is_along = self._is_along(reduce)
+        if not self._is_split(reduce):
             self._join(reduce, ready, reduce.over, splits=None)
             return
-        splits = splits_of(rows, count, is_along, self.limits)
-        found = self._join(reduce, ready, reduce.over, splits=splits)
+        splits: Dim | None = self._join_rows(reduce, ready)
+        if splits is None:
+            splits = splits_of(rows, count, is_along, self.limits)
+            self._join(reduce, ready, reduce.over, splits=splits)
+        found = self.stage_of[reduce]
         rows_axes = reduce.result_axes()
         for number in range(found + 1, len(self.drafts)):
             draft = self.drafts[number]
@@ -94,6 +99,50 @@ class Plan:
             number = len(self.drafts)
             self.drafts.append(Draft(rows_axes, splits=splits, is_merge=True))
         self.merge_of[reduce] = number
+
+    def _row_stages(self) -> set[tuple[frozenset[str], frozenset[str]]]:
+        """Return columns and axes of reductions whose rows one program can hold."""
+        sizes = self.kernel.sizes
+        found = set()
+        for one in self.kernel.body:
+            if isinstance(one, Reduce) and not self._is_split(one):
+                count = product(sizes[axis] for axis in one.over)
+                if isinstance(count, int) and 0 < count <= self.limits.persistent:
+                    found.add((frozenset(one.over), frozenset(one.domain)))
+        return found
+
+    def _is_split(self, reduce: Reduce) -> bool:
+        count = product(self.kernel.sizes[axis] for axis in reduce.over)
+        rows = product(self.kernel.sizes[axis] for axis in reduce.result_axes())
+        return is_split(rows, count, self._is_along(reduce), self.limits)
+
+    def _is_along(self, reduce: Reduce) -> bool:
+        return not any(axis in self.contiguous for axis in reduce.result_axes())
+
+    def _join_rows(self, reduce: Reduce, ready: int) -> Dim | None:
+        """Let a reduction over all rows share the sweep of those along the rows, if there are any.
+
+        Return the number of programs that then share the rows.
+        """
+        columns, domain = reduce.result_axes(), reduce.domain
+        if (frozenset(columns), frozenset(domain)) not in self.row_stages:
+            return None
+        if reduce.combine == "welford":
+            # Its parts would have to know how many rows each of them has.
+            return None
+        rows = product(self.kernel.sizes[axis] for axis in reduce.over)
+        across = maximum(minimum(self.limits.programs, rows), 1)
+        for number in range(ready, len(self.drafts)):
+            draft = self.drafts[number]
+            is_plain = not (draft.is_serial or draft.is_merge or draft.splits is not None)
+            same = set(draft.columns) == set(columns) and set(draft.axes) == set(domain)
+            if is_plain and same:
+                draft.across = across
+                draft.roots.append(reduce)
+                self.stage_of[reduce] = number
+                return across
+        self._append(Draft(self._ordered(domain), columns, across=across), reduce)
+        return across
 
     def _place(self, root: Store | Check, ready: int) -> None:
         if isinstance(root, Store):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lynx.ir.dims import Dim
 from lynx.ir.kernel import Buffer
 
+from .across import print_across
 from .dtypes import pointer_type
 from .loops import print_loops
 from .matmul import Contraction, ProductSchedule, write_product
@@ -49,14 +50,16 @@ class PrintedStage:
 def print_stage(stage: Stage, schedule: Schedule, options: PrintOptions) -> PrintedStage:
     """Return the text of a stage under a schedule."""
     writer = StageWriter(stage, schedule, options)
-    writer.rows()
-    if not stage.columns:
-        writer.straight(stage.kernel.body)
-    elif schedule.is_looped:
-        print_loops(writer)
+    if stage.across is not None:
+        print_across(writer)
     else:
-        writer.whole_columns()
-        writer.straight(stage.kernel.body)
+        writer.rows()
+        if stage.columns and schedule.is_looped:
+            print_loops(writer)
+        else:
+            if stage.columns:
+                writer.whole_columns()
+            writer.straight(stage.kernel.body)
     constants: dict[str, int | str] = {"XBLOCK": schedule.x_block}
     if schedule.y_axes:
         constants["YBLOCK"] = schedule.y_block
@@ -66,7 +69,7 @@ def print_stage(stage: Stage, schedule: Schedule, options: PrintOptions) -> Prin
     blocks = [(writer.size_of(x_axes), schedule.x_block)]
     if schedule.y_axes:
         blocks.append((writer.size_of(schedule.y_axes), schedule.y_block))
-    grid = [tuple(blocks)]
+    grid = [tuple(blocks) if stage.across is None else ((stage.across, 1),)]
     if stage.splits is not None:
         grid.append(((stage.splits, 1),))
     # Fused multiply-adds would round differently from eager, which runs them apart.
@@ -137,4 +140,5 @@ def _summary(stage: Stage, schedule: Schedule) -> str:
         way = "a part of them in each program"
     else:
         way = "block by block" if schedule.is_looped else "all at once"
+        way = way if stage.across is None else f"{way}, and across all rows"
     return f"{text}: along {', '.join(stage.columns)}, {way}."

@@ -113,12 +113,16 @@ def _reduction(stage: Stage, limits: Limits) -> Schedule:
     if any(isinstance(one, Merge) for one in stage.kernel.body):
         # The number of parts is never more than the number of programs wanted.
         block = next_power(count) if isinstance(count, int) else limits.programs
-        x_block = max(1, min(2048 // block, next_power(_rows(stage))))
+        x_block = max(1, min(4096 // block, next_power(_rows(stage))))
         return Schedule(x_block, block, max(min(block * x_block // 256, 8), 1))
     wide = max(estimate(count), 1)
     rows = _rows(stage)
     along = _lies_along(stage)
     width = peak_width(stage)
+    if stage.across is not None:
+        block = next_power(wide)
+        found = _persistent(block, rows, width, True, limits)
+        return found if found is not None else Schedule(1, block, 16)
     is_small = isinstance(count, int) and count <= limits.persistent and stage.splits is None
     if is_small and (along or wide <= 64):
         block = next_power(wide)

@@ -73,7 +73,8 @@ class _Cutter:
                         self.scratch[scalar] = self._buffer(maker.combine, scalar, ())
         for reduce in self.plan.merge_of:
             assert isinstance(reduce, Reduce)
-            splits = self.plan.drafts[self.plan.stage_of[reduce]].splits
+            draft = self.plan.drafts[self.plan.stage_of[reduce]]
+            splits = draft.splits if draft.across is None else draft.across
             assert splits is not None
             lanes = lanes_of(reduce.combine, reduce.x.dtype)
             self.partial[reduce] = tuple(
@@ -110,7 +111,9 @@ class _Cutter:
             name = f"{name}_{number}"
         rows = tuple(axis.name for axis in axes if axis.name not in columns)
         splits = None if draft.is_merge else draft.splits
-        return Stage(writer.builder.build(name), rows, columns, splits, draft.is_serial)
+        return Stage(
+            writer.builder.build(name), rows, columns, splits, draft.is_serial, draft.across
+        )
 
     def _split_axis(self) -> str:
         name = "split"

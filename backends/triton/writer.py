@@ -86,8 +86,8 @@ class StageWriter:
         """Add lines, indented as the loops around them ask for."""
         self.lines.extend("    " * self.indent + line for line in lines)
 
-    def rows(self) -> None:
-        """Print where a program's rows start, and take their positions apart."""
+    def rows(self, block: str = "tl.program_id(0)") -> None:
+        """Print the rows of a block of them, and take their positions apart."""
         if self.schedule.y_axes:
             y_axes, x_axes = self.tiling.groups
             blocks = f"tl.cdiv({self.sizes.text(self.size_of(x_axes))}, XBLOCK)"
@@ -95,16 +95,20 @@ class StageWriter:
             self._group("outer", y_axes, f"tile // {blocks}", "YBLOCK", 0)
             self._group("row", x_axes, f"tile % {blocks}", "XBLOCK", 1)
         elif self.stage.rows:
-            self._group("row", self.stage.rows, "tl.program_id(0)", "XBLOCK", 0)
+            self._group("row", self.stage.rows, block, "XBLOCK", 0)
 
     def _group(
         self, name: str, axes: tuple[str, ...], program: str, block: str, place: int
     ) -> None:
-        if self.options.index_type != "tl.int32":
+        lane = self.lane(block, place)
+        if program == "block":
+            # The counter of a loop is of the type that it needs.
+            lane = f"{lane}.to({self.options.index_type})"
+        elif self.options.index_type != "tl.int32":
             program = f"({program}).to({self.options.index_type})"
         elif " " in program:
             program = f"({program})"
-        self.emit(f"{name} = {program} * {block} + {self.lane(block, place)}")
+        self.emit(f"{name} = {program} * {block} + {lane}")
         size = self.size_of(axes)
         value = self.schedule.y_block if name == "outer" else self.schedule.x_block
         self.mask_of(name, size, value, self.sizes.text(size))
@@ -397,12 +401,13 @@ class StageWriter:
         kept = [f"{name}_parts" for name in names]
         for name, x, lane in zip(kept, loaded, lanes, strict=True):
             self.emit(f"{name} = {f'tl.where({mask}, {x}, {lane.neutral})' if mask else x}")
-        split = self.axis_names[merge.over[0]]
-        count, chunk = self.sizes.text(merge.count), self.sizes.text(merge.chunk)
-        seen = f"tl.minimum(tl.maximum({count} - {split} * {chunk}, 0), {chunk})"
-        collected = Collected(
-            merge.combine, merge.dtype, tuple(kept), 1, f"{seen}.to({triton_type(merge.dtype)})"
-        )
+        seen = ""
+        if merge.combine == "welford":
+            split = self.axis_names[merge.over[0]]
+            count, chunk = self.sizes.text(merge.count), self.sizes.text(merge.chunk)
+            seen = f"tl.minimum(tl.maximum({count} - {split} * {chunk}, 0), {chunk})"
+            seen = f"{seen}.to({triton_type(merge.dtype)})"
+        collected = Collected(merge.combine, merge.dtype, tuple(kept), 1, seen)
         self.emit(*result(collected, names))
         self.finish(merge.combine, names, merge.count)
 

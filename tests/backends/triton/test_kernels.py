@@ -97,8 +97,21 @@ def test_layer_norm(limits: Limits, interpreter: TritonInterpreter) -> None:
     check(interpreter, samples.layer_norm_backward(40, 100), limits=limits)
 
 
-def test_reductions_along_rows_and_columns_at_once(interpreter: TritonInterpreter) -> None:
-    check(interpreter, samples.layer_norm_backward(1100, 33))
+def test_reductions_along_rows_and_columns_share_a_sweep(interpreter: TritonInterpreter) -> None:
+    kernel = samples.layer_norm_backward(1100, 33)
+    assert len(print_module(kernel).stages) == 2
+    check(interpreter, kernel)
+    few = Limits(programs=16, split_across=8, part_across=4)
+    check(interpreter, samples.layer_norm_backward(symbol("s0"), 40), {"s0": 50}, limits=few)
+    check(interpreter, samples.layer_norm_backward(symbol("s0"), 40), {"s0": 0}, limits=few)
+    for combine in ("sum", "max", "argmin", "softmax", "prod"):
+        m = Maker({"i": 50, "j": 20})
+        x = m.input("x", "ij")
+        centred = m.do("sub", x, m.reduce("max", x, "j"))
+        m.output("y", "ij", centred)
+        for place, result in enumerate(m.build.reduce(combine, centred, ("i",))):
+            m.output(f"z{place}", "j", result)
+        check(interpreter, m.build.build(combine), limits=few)
 
 
 def test_cross_entropy(interpreter: TritonInterpreter) -> None:
