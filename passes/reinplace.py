@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lynx.ir.core import Mutation, Op, Value
+from lynx.ir.dims import is_equal
 from lynx.ir.ops.fusion import Fused
 from lynx.ir.overwriting import can_overwrite
 from lynx.ir.program import (
     Arena,
+    Fresh,
     InPlace,
     Placement,
     Program,
+    Saved,
     Step,
     Target,
     Write,
@@ -27,6 +30,8 @@ from .layouts import is_dense
 from .lower import returns_of
 from .requirements import IS_PROGRAM
 
+_MOVABLE = (Arena, Saved, Fresh)
+
 _READ_LATER = "its old value is read later"
 
 
@@ -36,8 +41,9 @@ class Reinplace:
     """Reuse memory in place where nobody can tell.
 
     A result of an elementwise or fused op is written over an operand in the arena of the same type
-    and layout that nothing reads afterwards. The new value of a mutated input is written straight
-    into it when the old value is not read afterwards.
+    and layout that nothing reads afterwards; if it leaves the program or is kept for backward, the
+    operand is computed where the result will be. The new value of a mutated input is written
+    straight into it when the old value is not read afterwards.
     """
 
     name: ClassVar[str] = "reinplace"
@@ -96,12 +102,16 @@ def _pair(
     """Place results over operands of a list, only one if it has to be `alone`."""
     found = False
     for result, placement in zip(step.op.results, step.placements, strict=True):
-        if result in places or not isinstance(placement, Arena) or (alone and found):
+        if result in places or not isinstance(placement, _MOVABLE) or (alone and found):
             continue
         for operand in dying:
-            if _same_place(program, operand, result) and can_overwrite(
-                step.op, result, operand, alone=alone
+            is_whole = isinstance(placement, Arena) or _is_whole(program, operand, places)
+            if (
+                is_whole
+                and _same_place(program, operand, result)
+                and can_overwrite(step.op, result, operand, alone=alone)
             ):
+                _move(program, operand, placement, places)
                 places[result] = InPlace(program.strides(result), operand)
                 dying.remove(operand)
                 found = True
@@ -109,12 +119,45 @@ def _pair(
     return found
 
 
+def _is_whole(program: Program, operand: Value, places: dict[Value, Placement]) -> bool:
+    """Whether an operand is all that lies in its memory, so that nothing else would move along."""
+    root = _root_of(program, operand, places)
+    return is_equal(root.tensor_type.nbytes, operand.tensor_type.nbytes)
+
+
+def _move(
+    program: Program, operand: Value, wanted: Placement, places: dict[Value, Placement]
+) -> None:
+    """Let the memory of an operand be where the result that will take it has to be."""
+    if isinstance(wanted, Arena):
+        return
+    root = _root_of(program, operand, places)
+    placement = program.placements[root]
+    assert isinstance(placement, Arena), placement
+    if isinstance(wanted, Saved):
+        places[root] = Saved(placement.strides, placement.size)
+    else:
+        places[root] = Fresh(placement.strides)
+
+
+def _root_of(program: Program, value: Value, places: dict[Value, Placement]) -> Value:
+    """Return the value that has the memory in which this one is going to lie."""
+    while True:
+        base = program.bases[value]
+        assert base is not None, value
+        place = places.get(base)
+        if not isinstance(place, InPlace) or place.of is None:
+            return base
+        value = place.of
+
+
 def _dies(program: Program, index: int, operand: Value, places: dict[Value, Placement]) -> bool:
     """Whether an operand lies in the arena, and nothing but this read of it needs its memory."""
     base = program.bases[operand]
     if base is None or program.ends[base] != index:
         return False
-    if not isinstance(places.get(base) or program.placements.get(base), Arena | InPlace):
+    root = _root_of(program, base, places)
+    if root in places or not isinstance(program.placements.get(root), Arena):
         return False
     return _is_only_reader(program, program.steps[index].op, operand, base)
 

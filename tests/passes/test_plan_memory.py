@@ -109,10 +109,10 @@ def test_report() -> None:
     (arena,) = report.arenas
     assert report.peak == arena.peak == 2 * 1024 == arena.lower_bound
     assert arena.fragmentation == 0
-    assert arena.naive == 8 * 1024
+    assert arena.naive == 7 * 1024, "the last is computed where the output is"
     assert [buffer.size for buffer in arena.largest] == [1024, 1024]
     assert "model.py" in str(report)
-    assert "2.0 KiB for 8 buffers" in str(report)
+    assert "2.0 KiB for 7 buffers" in str(report)
 
 
 def test_values_kept_for_backward_have_an_arena_of_their_own() -> None:

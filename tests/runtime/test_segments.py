@@ -391,3 +391,33 @@ def test_torch_writes_over_what_was_computed_natively() -> None:
     run, compiler = native(graph)
     assert compiler.sizes == [1, 1]
     check_run(graph, run, inputs_for(graph))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_operands_are_computed_where_results_are_kept(saved: bool) -> None:
+    builder = Builder("kept")
+    x = builder.input("x", MATRIX, ROWS)
+    product = builder.emit(ops.Matmul(x, builder.emit(ops.Permute(x, (1, 0)))))
+    shaped = builder.emit(ops.Reshape(product, (1, 6, 6)))
+    result = fuse(builder, (shaped,), softmax)
+    graph = builder.build((result,), (OutputSpec((36, 6, 1), saved=saved),))
+    program = compiled(graph)
+    assert program.placements[product].word == ("saved" if saved else "fresh")
+    assert isinstance(program.placements[result], InPlace)
+    run, _ = native(graph)
+    kept = [check_run(graph, run, inputs_for(graph, seed))[0] for seed in range(3)]
+    assert len({tensor.data_ptr() for tensor in kept}) == 3
+    assert not any(tensor._is_view() for tensor in kept)
+
+
+def test_an_operand_in_larger_memory_stays_in_the_arena() -> None:
+    builder = Builder("part")
+    x = builder.input("x", MATRIX, ROWS)
+    product = builder.emit(ops.Matmul(x, builder.emit(ops.Permute(x, (1, 0)))))
+    part = builder.emit(ops.Slice(product, 0, 2, 4))
+    graph = builder.build((fuse(builder, (part,), softmax),))
+    program = compiled(graph)
+    assert program.placements[product].word == "arena"
+    run, _ = native(graph)
+    (result,) = check_run(graph, run, inputs_for(graph))
+    assert result.untyped_storage().nbytes() == 2 * 6 * 4
