@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .counted_tokens import counted_tokens
 from .projection_steps import differentiate, parse_steps, transform
 
 CHUNK_BYTES = 32 << 20
@@ -51,6 +52,17 @@ class TargetError(IndexError, RuntimeError):
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """Gradients of `x`, of the weight and of the bias, None where none was asked for."""
+
+
+Operands = tuple[
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor | None,
+    torch.Tensor,
+    torch.Tensor | None,
+    torch.Tensor | None,
+]
+"""`x`, weight, bias, target, weights of classes and of tokens."""
 
 
 def computing_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -90,6 +102,55 @@ def linear_cross_entropy(
     summed. `wanted` asks for gradients, in the type of computation; they need a reduction. They are
     written to the tensors in `out`, where given. `TargetError` if a target is no class.
     """
+    operands = (x, weight, bias, target, class_weight, token_weight)
+    kept = counted_tokens(*operands, form.ignore, form.steps)
+    if kept is None:
+        return _loss(*operands, form, wanted, out)
+    some = _of_tokens(kept, *operands)
+    loss, (of_x, *rest) = _loss(*some, form, wanted, (None, *out[1:]))
+    if form.reduction == "none":
+        loss = _spread(loss, kept, target.shape)
+    if of_x is not None:
+        of_x = _spread(of_x, kept, x.shape, out[0])
+    return loss, (of_x, rest[0], rest[1])
+
+
+def _of_tokens(
+    kept: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    class_weight: torch.Tensor | None,
+    token_weight: torch.Tensor | None,
+) -> Operands:
+    """Return the operands with only some tokens, one after the other."""
+    rows = x.reshape(-1, x.shape[-1])[kept]
+    weights = None if token_weight is None else token_weight.reshape(-1)[kept]
+    return rows, weight, bias, target.reshape(-1)[kept], class_weight, weights
+
+
+def _spread(
+    part: torch.Tensor, kept: torch.Tensor, shape: torch.Size, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return zeros with a part put where it was taken from."""
+    whole = part.new_zeros(shape) if out is None or not out.is_contiguous() else out.zero_()
+    whole.view(-1, *part.shape[1:])[kept] = part
+    return whole if out is None or whole is out else out.copy_(whole)
+
+
+def _loss(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    class_weight: torch.Tensor | None,
+    token_weight: torch.Tensor | None,
+    form: LossForm,
+    wanted: Sequence[bool],
+    out: Gradients,
+) -> tuple[torch.Tensor, Gradients]:
+    """Look at all tokens."""
     sweep = _Sweep(x, weight, bias, target, class_weight, form)
     losses = torch.empty(sweep.tokens, dtype=sweep.dtype, device=x.device)
     coefficients = sweep.coefficients(token_weight) if any(wanted) else None
@@ -118,6 +179,31 @@ def linear_cross_entropy_backward(
     out: Gradients = (None, None, None),
 ) -> Gradients:
     """Return the gradients for the gradient of the loss, computing the logits once more."""
+    operands = (x, weight, bias, target, class_weight, token_weight)
+    kept = counted_tokens(*operands, form.ignore, form.steps)
+    if kept is None:
+        return _gradients(grad, *operands, form, wanted, out)
+    some = _of_tokens(kept, *operands)
+    incoming = grad.reshape(-1)[kept] if form.reduction == "none" else grad
+    of_x, *rest = _gradients(incoming, *some, form, wanted, (None, *out[1:]))
+    if of_x is not None:
+        of_x = _spread(of_x, kept, x.shape, out[0])
+    return of_x, rest[0], rest[1]
+
+
+def _gradients(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    class_weight: torch.Tensor | None,
+    token_weight: torch.Tensor | None,
+    form: LossForm,
+    wanted: Sequence[bool],
+    out: Gradients,
+) -> Gradients:
+    """Look at all tokens once more."""
     sweep = _Sweep(x, weight, bias, target, class_weight, form)
     incoming = grad.reshape(-1).to(sweep.dtype)
     coefficients = torch.where(sweep.ignored, 0, sweep.coefficients(token_weight) * incoming)
@@ -153,7 +239,8 @@ class _Sweep:
         self.class_weight = self.target_weight = None
         if class_weight is not None:
             self.class_weight = class_weight.to(self.dtype)
-            self.target_weight = self.class_weight[self.target]
+            of_targets = self.class_weight[self.target]
+            self.target_weight = of_targets.masked_fill_(self.ignored, 0)
         self.rows = chunk_tokens(self.tokens, self.classes, self.dtype.itemsize)
         fitting = BLOCK_BYTES // max(1, self.classes * self.dtype.itemsize)
         self.block_rows = self.rows if x.is_cuda else max(1, min(self.rows, fitting))
@@ -162,7 +249,7 @@ class _Sweep:
         """Return what a mean divides by: the weight of all targets that count."""
         if self.target_weight is None:
             return (~self.ignored).sum().to(self.dtype)
-        return torch.where(self.ignored, 0, self.target_weight).sum()
+        return self.target_weight.sum()
 
     def coefficients(self, token_weight: torch.Tensor | None) -> torch.Tensor:
         """Return the derivative of the reduced loss by the loss of each token."""

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that models use
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lynx.backends.reference import counted_tokens
 from lynx.backends.reference import linear_cross_entropy as module
 from lynx.backends.reference.linear_cross_entropy import (
     LossForm,
@@ -236,6 +237,74 @@ def test_results_are_the_same_each_time() -> None:
     for loss, units in runs[1:]:
         assert torch.equal(loss, runs[0][0])
         assert all(map(torch.equal, units, runs[0][1]))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", [SINGLE, BRAIN], ids=str)
+def test_tokens_that_count_for_nothing(
+    reduction: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = LossForm("sum" if reduction == "weighted" else reduction, -100, 0.1)
+    given = operands(dtype, bias=True, class_weight=True, token_weight=reduction == "weighted")
+    given["target"].view(-1)[::2] = -100
+    if reduction == "weighted":
+        given["token_weight"][0] = 0
+    wanted = (True, True, True) if reduction != "none" else (False,) * 3
+    grad = torch.randn(TOKENS if reduction == "none" else ())
+    values = []
+    for share in (16, 0):  # the second looks at all tokens
+        monkeypatch.setattr(counted_tokens, "WORTH_SKIPPING", share)
+        loss, units = linear_cross_entropy(*given.values(), form, wanted)
+        later = linear_cross_entropy_backward(grad, *given.values(), form, (True,) * 3)
+        values.append([loss, *units, *later])
+    torch.testing.assert_close(*values, rtol=1e-5, atol=1e-6)
+    assert torch.equal(values[0][-3].view(-1, FEATURES)[::2], torch.zeros(11, FEATURES))
+
+
+def skipped(given: Tensors, form: LossForm) -> bool:
+    found = counted_tokens.counted_tokens(*given.values(), form.ignore, form.steps)
+    return found is not None
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "bias", "class_weight"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e38])
+def test_all_tokens_are_looked_at_where_logits_may_not_be_finite(name: str, value: float) -> None:
+    given = operands(SINGLE, bias=True, class_weight=True, token_weight=False)
+    given["target"].view(-1)[::2] = -100
+    assert skipped(given, LossForm())
+    given[name].view(-1)[0] = value
+    assert skipped(given, LossForm()) == (name == "class_weight" and value == 1e38)
+    loss, units = linear_cross_entropy(*given.values(), LossForm(), (True,) * 3)
+    eager, leaves = in_eager(given, LossForm(), SINGLE)
+    torch.testing.assert_close(loss, eager.detach(), equal_nan=True)
+    expected = torch.autograd.grad(eager, list(leaves.values()))
+    torch.testing.assert_close(units, expected, equal_nan=True, rtol=1e-4, atol=1e-6)
+
+
+def test_few_tokens_that_count_for_nothing_are_not_worth_it() -> None:
+    given = operands(SINGLE, bias=True, class_weight=False, token_weight=False)
+    given["target"][0, 0] = -100
+    assert not skipped(given, LossForm())
+    given["target"][0, 1] = -100
+    assert skipped(given, LossForm())
+    assert not skipped(given, LossForm(steps=("divide 0.0",)))
+    assert not skipped(given, LossForm(steps=("multiply 1e38",)))
+
+
+def test_wrong_targets_of_tokens_without_weight_are_seen() -> None:
+    given = operands(SINGLE, bias=True, class_weight=False, token_weight=True)
+    given["token_weight"].zero_()
+    given["target"][0, 0] = CLASSES
+    with pytest.raises(IndexError):
+        linear_cross_entropy(*given.values(), LossForm("sum"))
+
+
+def test_weights_that_are_no_numbers_are_seen() -> None:
+    given = operands(SINGLE, bias=True, class_weight=False, token_weight=True)
+    given["target"].fill_(-100)
+    given["token_weight"][0, 0] = math.nan
+    loss, _ = linear_cross_entropy(*given.values(), LossForm("sum"))
+    assert math.isnan(loss)
 
 
 class Largest(TorchDispatchMode):
