@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lynx.ir.core import Mutation, Op, Value
-from lynx.ir.dims import is_equal
+from lynx.ir.dims import Dim, contiguous_strides, is_equal
+from lynx.ir.errors import CompileError
 from lynx.ir.ops.fusion import Fused
 from lynx.ir.overwriting import can_overwrite
 from lynx.ir.program import (
@@ -24,8 +25,11 @@ from lynx.ir.program import (
     equal_strides,
     same_strides,
 )
+from lynx.ir.types import TensorType
 
 from .base import PassContext, Remark, Requirement, register_pass
+from .fusion import KernelFactory
+from .kernel_reads import reads_in_step
 from .layouts import is_dense
 from .lower import returns_of
 from .requirements import IS_PROGRAM
@@ -51,21 +55,111 @@ class Reinplace:
 
     def run(self, module: Program, context: PassContext) -> Program:
         """Return the program with other placements."""
-        places: dict[Value, Placement] = {}
-        closed: set[Op] = set()
+        work = _Work(module)
+        places = work.places
         uses = Counter(mutation.value for mutation in module.graph.mutations)
         writes = tuple(
-            _write_directly(module, write, uses[write.mutation.value], places, closed, context)
+            _write_directly(work, write, uses[write.mutation.value], context)
             for write in module.writes
         )
         for index, step in enumerate(module.steps):
-            _overwrite(module, index, step, places, closed)
+            _overwrite(work, index, step)
         if not places:
             return module
         steps = tuple(_placed(step, places) for step in module.steps)
         placed = dataclasses.replace(module, steps=steps, writes=writes, arenas=())
         # An output that may be a view is compared with the buffers it may lie in: now others.
         return dataclasses.replace(placed, returns=returns_of(placed))
+
+
+class _Work:
+    """What was decided so far.
+
+    `places` holds the new placements, `closed` the ops in which nothing else may be written over an
+    operand.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.places: dict[Value, Placement] = {}
+        self.closed: set[Op] = set()
+        self.factory = KernelFactory()
+
+    def can_overwrite(self, op: Op, result: Value, operand: Value, *, alone: bool) -> bool:
+        """Whether a result can be written over an operand, by the kernel of its op too."""
+        if not can_overwrite(op, result, operand, alone=alone):
+            return False
+        return not isinstance(op, Fused) or self._reads_in_step(op, result, operand)
+
+    def _reads_in_step(self, op: Fused, result: Value, operand: Value) -> bool:
+        """Whether the kernel reads the operand at the places only that it writes next.
+
+        Sizes that are equal, but not seen to be, make it run along other axes.
+        """
+        over = {
+            value: place.of
+            for value in op.results
+            if isinstance(place := self.places.get(value), InPlace | Target)
+        }
+        over[result] = operand
+        in_place = {
+            op.results.index(value): op.inputs.index(of)
+            for value, of in over.items()
+            if of in op.inputs
+        }
+        try:
+            kernel = self.factory.kernel_of(
+                op,
+                [self._strides(value) for value in op.inputs],
+                [self._strides(value) or () for value in op.results],
+                in_place,
+            )
+        except CompileError:
+            return True  # it has no kernel, and torch reads everything before it writes
+        return reads_in_step(kernel, [f"x{index}" for index in in_place.values()])
+
+    def _strides(self, value: Value) -> tuple[Dim, ...] | None:
+        if not isinstance(value.type, TensorType):
+            return None
+        known = self.program.strides(value)
+        return contiguous_strides(value.type.shape) if known is None else known
+
+    def root_of(self, value: Value) -> Value:
+        """Return the value that has the memory in which this one is going to lie."""
+        while True:
+            base = self.program.bases[value]
+            assert base is not None, value
+            place = self.places.get(base)
+            if not isinstance(place, InPlace) or place.of is None:
+                return base
+            value = place.of
+
+    def dies(self, index: int, operand: Value) -> bool:
+        """Whether an operand lies in the arena, and nothing but a read of it needs its memory."""
+        base = self.program.bases[operand]
+        if base is None or self.program.ends[base] != index:
+            return False
+        root = self.root_of(base)
+        if root in self.places or not isinstance(self.program.placements.get(root), Arena):
+            return False
+        return _is_only_reader(self.program, self.program.steps[index].op, operand, base)
+
+    def is_whole(self, operand: Value) -> bool:
+        """Whether an operand is all that lies in its memory, so that nothing else moves along."""
+        root = self.root_of(operand)
+        return is_equal(root.tensor_type.nbytes, operand.tensor_type.nbytes)
+
+    def move(self, operand: Value, wanted: Placement) -> None:
+        """Let the memory of an operand be where the result that will take it has to be."""
+        if isinstance(wanted, Arena):
+            return
+        root = self.root_of(operand)
+        placement = self.program.placements[root]
+        assert isinstance(placement, Arena), placement
+        if isinstance(wanted, Saved):
+            self.places[root] = Saved(placement.strides, placement.size)
+        else:
+            self.places[root] = Fresh(placement.strides)
 
 
 def _placed(step: Step, places: dict[Value, Placement]) -> Step:
@@ -78,88 +172,34 @@ def _placed(step: Step, places: dict[Value, Placement]) -> Step:
     return dataclasses.replace(step, placements=placements)
 
 
-def _overwrite(
-    program: Program, index: int, step: Step, places: dict[Value, Placement], closed: set[Op]
-) -> None:
+def _overwrite(work: _Work, index: int, step: Step) -> None:
     """Let results of a step be written over operands that die, each over one of its own."""
     op = step.op
-    if not (op.is_elementwise or isinstance(op, Fused)) or op in closed:
+    if not (op.is_elementwise or isinstance(op, Fused)) or op in work.closed:
         return
-    operands = dict.fromkeys(op.operands)
-    dying = [operand for operand in operands if _dies(program, index, operand, places)]
-    if not _pair(program, step, dying, places) and not any(r in places for r in op.results):
-        _pair(program, step, dying, places, alone=True)
+    dying = [operand for operand in dict.fromkeys(op.operands) if work.dies(index, operand)]
+    if not _pair(work, step, dying) and not any(result in work.places for result in op.results):
+        _pair(work, step, dying, alone=True)
 
 
-def _pair(
-    program: Program,
-    step: Step,
-    dying: list[Value],
-    places: dict[Value, Placement],
-    *,
-    alone: bool = False,
-) -> bool:
+def _pair(work: _Work, step: Step, dying: list[Value], *, alone: bool = False) -> bool:
     """Place results over operands of a list, only one if it has to be `alone`."""
     found = False
     for result, placement in zip(step.op.results, step.placements, strict=True):
-        if result in places or not isinstance(placement, _MOVABLE) or (alone and found):
+        if result in work.places or not isinstance(placement, _MOVABLE) or (alone and found):
             continue
         for operand in dying:
-            is_whole = isinstance(placement, Arena) or _is_whole(program, operand, places)
             if (
-                is_whole
-                and _same_place(program, operand, result)
-                and can_overwrite(step.op, result, operand, alone=alone)
+                (isinstance(placement, Arena) or work.is_whole(operand))
+                and _same_place(work.program, operand, result)
+                and work.can_overwrite(step.op, result, operand, alone=alone)
             ):
-                _move(program, operand, placement, places)
-                places[result] = InPlace(program.strides(result), operand)
+                work.move(operand, placement)
+                work.places[result] = InPlace(work.program.strides(result), operand)
                 dying.remove(operand)
                 found = True
                 break
     return found
-
-
-def _is_whole(program: Program, operand: Value, places: dict[Value, Placement]) -> bool:
-    """Whether an operand is all that lies in its memory, so that nothing else would move along."""
-    root = _root_of(program, operand, places)
-    return is_equal(root.tensor_type.nbytes, operand.tensor_type.nbytes)
-
-
-def _move(
-    program: Program, operand: Value, wanted: Placement, places: dict[Value, Placement]
-) -> None:
-    """Let the memory of an operand be where the result that will take it has to be."""
-    if isinstance(wanted, Arena):
-        return
-    root = _root_of(program, operand, places)
-    placement = program.placements[root]
-    assert isinstance(placement, Arena), placement
-    if isinstance(wanted, Saved):
-        places[root] = Saved(placement.strides, placement.size)
-    else:
-        places[root] = Fresh(placement.strides)
-
-
-def _root_of(program: Program, value: Value, places: dict[Value, Placement]) -> Value:
-    """Return the value that has the memory in which this one is going to lie."""
-    while True:
-        base = program.bases[value]
-        assert base is not None, value
-        place = places.get(base)
-        if not isinstance(place, InPlace) or place.of is None:
-            return base
-        value = place.of
-
-
-def _dies(program: Program, index: int, operand: Value, places: dict[Value, Placement]) -> bool:
-    """Whether an operand lies in the arena, and nothing but this read of it needs its memory."""
-    base = program.bases[operand]
-    if base is None or program.ends[base] != index:
-        return False
-    root = _root_of(program, base, places)
-    if root in places or not isinstance(program.placements.get(root), Arena):
-        return False
-    return _is_only_reader(program, program.steps[index].op, operand, base)
 
 
 def _same_place(program: Program, a: Value, b: Value) -> bool:
@@ -183,48 +223,37 @@ def _may_share(program: Program, value: Value, root: Value) -> bool:
     return base is root if base is not None else root in program.roots_of(value)
 
 
-def _write_directly(
-    program: Program,
-    write: Write,
-    targets: int,
-    places: dict[Value, Placement],
-    closed: set[Op],
-    context: PassContext,
-) -> Write:
-    """Decide how a mutation is done whose new value goes to this many inputs.
-
-    `closed` collects the ops in which nothing else may be written over an operand.
-    """
+def _write_directly(work: _Work, write: Write, targets: int, context: PassContext) -> Write:
+    """Decide how a mutation is done whose new value goes to this many inputs."""
     if write.kind != "copy":
         return write
     mutation = write.mutation
-    refusal = _why_not_directly(program, mutation, targets)
-    if refusal == _READ_LATER and _is_alone(program, mutation, places):
-        refusal = _why_not_directly(program, mutation, targets, alone=True)
+    refusal = _why_not_directly(work, mutation, targets)
+    if refusal == _READ_LATER and _is_alone(work, mutation):
+        refusal = _why_not_directly(work, mutation, targets, alone=True)
         if not refusal and mutation.value.op is not None:
-            closed.add(mutation.value.op)
+            work.closed.add(mutation.value.op)
     if refusal:
         loc = mutation.value.op.loc if mutation.value.op is not None else None
         message = f"input '{mutation.target.name}' is copied into at the end: {refusal}"
         context.remarks.append(Remark("mutation", message, *([loc] if loc else [])))
         return write
-    places[mutation.value] = Target(program.strides(mutation.value), mutation.target)
+    strides = work.program.strides(mutation.value)
+    work.places[mutation.value] = Target(strides, mutation.target)
     return Write(mutation, "in_place")
 
 
-def _is_alone(program: Program, mutation: Mutation, places: dict[Value, Placement]) -> bool:
+def _is_alone(work: _Work, mutation: Mutation) -> bool:
     """Whether the op of a mutation's value computes the new value of no other input."""
     op = mutation.value.op
-    if op is None or any(result in places for result in op.results):
+    if op is None or any(result in work.places for result in op.results):
         return False
-    return sum(m.value.op is op for m in program.graph.mutations) == 1
+    return sum(m.value.op is op for m in work.program.graph.mutations) == 1
 
 
-def _why_not_directly(
-    program: Program, mutation: Mutation, targets: int, *, alone: bool = False
-) -> str:
+def _why_not_directly(work: _Work, mutation: Mutation, targets: int, *, alone: bool = False) -> str:
     """Return why a mutation's value cannot be computed into the input, empty if it can."""
-    value, target = mutation.value, mutation.target
+    program, value, target = work.program, mutation.value, mutation.target
     if value.type != target.type:
         return f"it holds {target.type}, its new value is {value.type}"
     if value.op is None or not isinstance(program.placements[value], Arena):
@@ -236,18 +265,19 @@ def _why_not_directly(
         return "its elements do not lie densely in memory"
     if not equal_strides(strides, program.strides(value)):
         return "its new value has another layout"
-    if _reads_after(program, target, value, value.op, alone=alone):
+    if _reads_after(work, target, value, value.op, alone=alone):
         return _READ_LATER
     return ""
 
 
-def _reads_after(program: Program, target: Value, value: Value, op: Op, *, alone: bool) -> bool:
+def _reads_after(work: _Work, target: Value, value: Value, op: Op, *, alone: bool) -> bool:
     """Whether the old value of an input is needed once `op` has begun to write the new one."""
+    program = work.program
     index = program.positions[op]
     if program.ends[target] < index:
         return False
     if program.ends[target] > index or target not in op.operands:
         return True
-    if not can_overwrite(op, value, target, alone=alone):
+    if not work.can_overwrite(op, value, target, alone=alone):
         return True
     return not _is_only_reader(program, op, target, target)

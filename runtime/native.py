@@ -76,13 +76,13 @@ def compile_native(
         segments = form_segments(steps)
         try:
             functions = native(tuple(placed.segment for placed in segments))
-        except LynxError as error:
+        except (LynxError, OSError) as error:
             failures.append(str(error))
             dropped = steps.exclude(getattr(error, "kernels", ()))
             if not dropped:
                 break
             for op in dropped:
-                message = f"did not build, runs through torch: {error.message}"
+                message = f"did not build, runs through torch: {error}"
                 remarks.append(Remark("kernel", message, op.loc))
             continue
         return NativeProgram(program, places, steps.empty, segments, functions, remarks, failures)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim, free_symbols
 from lynx.ir.errors import CompileError
-from lynx.ir.kernel import Index, Kernel, Load, Store
+from lynx.ir.kernel import Kernel, Load
 from lynx.ir.location import Location
 from lynx.ir.native import KernelCall, NativeCall, Pointer, ProductCall, Segment
 from lynx.ir.ops.aten import Resource, Symbolic
@@ -20,6 +20,7 @@ from lynx.ir.program import InPlace, Program, Step, Target
 from lynx.ir.types import TensorType
 from lynx.passes.base import Remark
 from lynx.passes.fusion import KernelFactory
+from lynx.passes.kernel_reads import reads_in_step
 from lynx.passes.plan_memory import groups_of
 from lynx.passes.products import PRODUCTS, product_call
 from lynx.passes.rewrite import NoMatch
@@ -172,28 +173,12 @@ def _is_empty(step: Step) -> bool:
 
 def _why_unsafe(kernel: Kernel, in_place: list[str]) -> str:
     """Return why a kernel must not run, empty if it may; these buffers are written in place."""
-    if not all(_reads_in_step(kernel, name) for name in in_place):
+    if not reads_in_step(kernel, in_place):
         return "reads what it writes at another place"
     loads = [i for i in kernel.body if isinstance(i, Load) and i.buffer.extent == 0]
     if any(all(kernel.sizes[axis] != 0 for axis in load.domain) for load in loads):
         return "reads a tensor without elements"
     return ""
-
-
-def _reads_in_step(kernel: Kernel, name: str) -> bool:
-    """Whether a buffer is read before it is written, and only at the places written next."""
-    (buffer,) = (buffer for buffer in kernel.buffers if buffer.name == name)
-    loads: list[Index] = []
-    stores: list[Index] = []
-    for instruction in kernel.body:
-        if isinstance(instruction, Load) and instruction.buffer is buffer:
-            if stores:
-                return False
-            loads.append(instruction.index)
-        elif isinstance(instruction, Store) and instruction.buffer is buffer:
-            stores.append(instruction.index)
-    keys = {(frozenset(index.terms), index.offset) for index in (*loads, *stores)}
-    return len(stores) == 1 and len(keys) == 1
 
 
 @dataclass(frozen=True)
