@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lynx.ir.dims import Dim, maximum, minimum, product
@@ -10,6 +10,9 @@ from lynx.ir.kernel import Buffer, Check, Instruction, Kernel, Load, Reduce, Sca
 
 from .hazards import accumulates_in_order, colliding_axes, find_snapshots, touches_apart
 from .sizes import Limits, contiguous_axes, is_split, splits_of
+
+MOST_TRIED = 8
+"""How many stages are tried for what runs only once."""
 
 
 @dataclass(eq=False)
@@ -45,6 +48,11 @@ class Plan:
         self.snapshots: dict[Buffer, Buffer] = {}
         self.contiguous = contiguous_axes(kernel)
         self.read_first: set[Buffer] = set()
+        self.places = {one: place for place, one in enumerate(kernel.body)}
+        self.members: dict[int, set[Instruction]] = {}
+        self.load_stages: dict[Load, set[int]] = {}
+        self.stores: dict[Buffer, list[Store]] = {}
+        self.drafts_over: dict[str, dict[int, None]] = {}
         self.row_stages = self._row_stages()
 
     def assign(self) -> None:
@@ -52,10 +60,13 @@ class Plan:
         last_store: dict[Buffer, int] = {}
         late = _stores_in_place(self.kernel)
         self.read_first = {store.buffer for store in late}
+        loads: dict[Buffer, list[Load]] = {}
         for instruction in self.kernel.body:
             ready = max(map(self._available, instruction.operands), default=0)
             if isinstance(instruction, Load) and instruction.buffer in last_store:
                 ready = max(ready, last_store[instruction.buffer] + 1)
+            if isinstance(instruction, Load):
+                loads.setdefault(instruction.buffer, []).append(instruction)
             self.earliest[instruction] = ready
             if isinstance(instruction, Reduce):
                 self._place_reduce(instruction, ready)
@@ -66,7 +77,9 @@ class Plan:
                 if isinstance(instruction, Store):
                     last_store[instruction.buffer] = self.stage_of[instruction]
         for instruction in late:
-            users = self._stages_that_load(instruction.buffer)
+            users = [
+                n for load in loads[instruction.buffer] for n in self.load_stages.get(load, ())
+            ]
             self._place(instruction, max([self.earliest[instruction], *users]))
         found = find_snapshots(self.kernel, self._stages_by_load(), self.stage_of)
         self.copied_loads, self.snapshots = found
@@ -98,6 +111,7 @@ class Plan:
         else:
             number = len(self.drafts)
             self.drafts.append(Draft(rows_axes, splits=splits, is_merge=True))
+            self._enter(number)
         self.merge_of[reduce] = number
 
     def _row_stages(self) -> set[tuple[frozenset[str], frozenset[str]]]:
@@ -139,14 +153,14 @@ class Plan:
             if is_plain and same:
                 draft.across = across
                 draft.roots.append(reduce)
-                self.stage_of[reduce] = number
+                self._assigned(reduce, number)
                 return across
         self._append(Draft(self._ordered(domain), columns, across=across), reduce)
         return across
 
     def _place(self, root: Store | Check, ready: int) -> None:
         if isinstance(root, Store):
-            for other in self._stores_to(root.buffer):
+            for other in self.stores.get(root.buffer, ()):
                 together = touches_apart(root, other, self.kernel)
                 ready = max(ready, self.stage_of[other] + (0 if together else 1))
             columns = colliding_axes(root, self.kernel)
@@ -155,63 +169,95 @@ class Plan:
                 return
         self._join(root, ready, (), splits=None)
 
-    def _stores_to(self, buffer: Buffer) -> Iterator[Store]:
-        return (
-            other for other in self.stage_of if isinstance(other, Store) and other.buffer is buffer
-        )
-
     def _join(
         self, root: Instruction, ready: int, columns: tuple[str, ...], splits: Dim | None
     ) -> int:
-        for number in range(ready, len(self.drafts)):
+        for number in self._candidates(root.domain, ready):
             draft = self.drafts[number]
             if self._fits(draft, root, columns, splits):
                 draft.roots.append(root)
-                self.stage_of[root] = number
+                self._assigned(root, number)
                 return number
         return self._append(Draft(self._ordered(root.domain), columns, splits), root)
 
     def _append(self, draft: Draft, root: Instruction) -> int:
         draft.roots.append(root)
         self.drafts.append(draft)
-        self.stage_of[root] = len(self.drafts) - 1
+        self._assigned(root, len(self.drafts) - 1)
         return len(self.drafts) - 1
+
+    def _enter(self, number: int) -> None:
+        """Let a stage be found by its axes."""
+        for axis in self.drafts[number].axes:
+            self.drafts_over.setdefault(axis, {})[number] = None
+
+    def _candidates(self, domain: tuple[str, ...], ready: int) -> list[int]:
+        """Return the stages, from one on, that share an axis with a domain, or have none.
+
+        Kernels of many separate parts have many stages, of which each part fits few.
+        """
+        if not domain:
+            return list(range(ready, min(ready + MOST_TRIED, len(self.drafts))))
+        found = {n for axis in domain for n in self.drafts_over.get(axis, ()) if n >= ready}
+        return sorted(found)
 
     def _fits(
         self, draft: Draft, root: Instruction, columns: tuple[str, ...], splits: Dim | None
     ) -> bool:
         """Whether a root can run in a stage; changes the stage so that it can."""
-        if draft.is_serial:
+        if draft.is_serial or (isinstance(root, Store) and self._overwrites(draft, root)):
             return False
-        inside = set(root.domain) <= set(draft.axes)
-        if isinstance(root, Store) and root.buffer in self.read_first:
-            # No program may read what another one has written over already.
-            rows = draft.axes if draft.splits is not None else _without(draft.axes, draft.columns)
-            if inside and not set(rows) <= set(root.domain):
-                return False
+        found = self._extended(draft, root, columns, splits)
+        if found is None:
+            return False
+        axes, columns, splits = found
+        changes = axes != draft.axes or columns != draft.columns
+        roots = [root, *draft.roots] if changes else [root]
+        if not all(self._runs_fully(one, axes, columns) for one in roots):
+            return False
+        draft.axes, draft.columns, draft.splits = axes, columns, splits
+        return True
+
+    def _overwrites(self, draft: Draft, store: Store) -> bool:
+        """Whether a store would write over what other programs of the stage may still read."""
+        if store.buffer not in self.read_first or not set(store.domain) <= set(draft.axes):
+            return False
+        rows = draft.axes if draft.splits is not None else _without(draft.axes, draft.columns)
+        return not set(rows) <= set(store.domain)
+
+    def _extended(
+        self, draft: Draft, root: Instruction, columns: tuple[str, ...], splits: Dim | None
+    ) -> tuple[tuple[str, ...], tuple[str, ...], Dim | None] | None:
+        """Return axes, columns and splits of a stage that a root joins, None if it cannot."""
+        mine, other = set(draft.axes), set(root.domain)
         if not isinstance(root, Reduce):
-            return inside or self._grow(draft, root)
-        if draft.is_merge:
-            return False
+            if other <= mine:
+                return draft.axes, draft.columns, draft.splits
+            grows = mine <= other and not (draft.has_reductions or draft.is_merge)
+            return (self._ordered(other), draft.columns, draft.splits) if grows else None
+        if draft.is_merge or not (mine <= other or other <= mine):
+            return None
         if draft.has_reductions:
             same = set(draft.columns) == set(columns) and draft.splits == splits
-            return same and (inside if splits is None else draft.axes == root.domain)
-        if not (draft.axes == root.domain if splits is not None else self._covers(draft, root)):
-            return False
-        draft.axes = self._ordered((*draft.axes, *root.domain))
-        draft.columns, draft.splits = columns, splits
-        return True
+            fits = other <= mine if splits is None else other == mine
+            return (draft.axes, draft.columns, splits) if same and fits else None
+        if splits is not None and other != mine:
+            return None
+        return self._ordered(mine | other), columns, splits
 
-    def _covers(self, draft: Draft, root: Instruction) -> bool:
-        mine, other = set(draft.axes), set(root.domain)
-        return mine <= other or other <= mine
+    def _runs_fully(
+        self, root: Instruction, axes: tuple[str, ...], columns: tuple[str, ...]
+    ) -> bool:
+        """Whether a root runs in a stage even if some of the stage's axes turn out to be empty.
 
-    def _grow(self, draft: Draft, root: Instruction) -> bool:
-        """Extend a stage of stores only to the larger domain of another store."""
-        if draft.has_reductions or draft.is_merge or not set(draft.axes) <= set(root.domain):
-            return False
-        draft.axes = self._ordered(root.domain)
-        return True
+        It runs at the first point of the axes that it does not depend on. Columns do not matter to
+        what depends on none of them.
+        """
+        domain = set(root.domain)
+        inside = any(axis in domain for axis in columns)
+        missing = [a for a in axes if a not in domain and (inside or a not in columns)]
+        sizes = [self.kernel.sizes[axis] for axis in missing]
+        return all(isinstance(size, int) and size > 0 for size in sizes)
 
     def _ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
         wanted = set(axes)
@@ -219,29 +265,29 @@ class Plan:
 
     def _stages_by_load(self) -> dict[Load, list[int]]:
         """Return the stages that run each load of a buffer that is written."""
-        found: dict[Load, list[int]] = {}
-        for number in range(len(self.drafts)):
-            for instruction in self.slice(number):
-                if isinstance(instruction, Load) and instruction.buffer.is_written:
-                    found.setdefault(instruction, []).append(number)
-        return found
+        return {load: sorted(numbers) for load, numbers in self.load_stages.items()}
 
-    def _stages_that_load(self, buffer: Buffer) -> list[int]:
-        loads = self._stages_by_load().items()
-        return [n for load, numbers in loads if load.buffer is buffer for n in numbers]
+    def _assigned(self, root: Instruction, number: int) -> None:
+        """Note that a root runs in a stage, with all that it needs there."""
+        self.stage_of[root] = number
+        self._enter(number)
+        if isinstance(root, Store):
+            self.stores.setdefault(root.buffer, []).append(root)
+        members = self.members.setdefault(number, set())
+        stack: list[Instruction] = [root]
+        while stack:
+            one = stack.pop()
+            if one in members:
+                continue
+            members.add(one)
+            if isinstance(one, Load) and one.buffer.is_written:
+                self.load_stages.setdefault(one, set()).add(number)
+            makers = (scalar.instruction for scalar in one.operands)
+            stack.extend(maker for maker in makers if not isinstance(maker, Reduce))
 
     def slice(self, number: int) -> list[Instruction]:
         """Return what a stage has to run, in order, without reductions of other stages."""
-        needed: set[Instruction] = set(self.drafts[number].roots)
-        found: list[Instruction] = []
-        for instruction in reversed(self.kernel.body):
-            if instruction not in needed:
-                continue
-            is_foreign = isinstance(instruction, Reduce) and self.stage_of[instruction] != number
-            if not is_foreign:
-                needed.update(scalar.instruction for scalar in instruction.operands)
-                found.append(instruction)
-        return found[::-1]
+        return sorted(self.members.get(number, ()), key=self.places.__getitem__)
 
 
 def _stores_in_place(kernel: Kernel) -> list[Store]:
