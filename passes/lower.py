@@ -165,7 +165,7 @@ class _Lowering:
         """Whether the results can live in memory that is allocated before the op runs."""
         if isinstance(op, Resource) or not all(map(self._has_memory, op.results)):
             return False
-        if not self.context.can_write_into(op):
+        if not isinstance(op, Fused) and not self.context.can_write_into(op):
             if op.name not in self.refused:
                 message = "allocates its results: it has no form that writes into given memory"
                 self.context.remarks.append(Remark(op.name, message, op.loc))

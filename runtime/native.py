@@ -92,7 +92,8 @@ def compile_native(
 def _needed(native: NativeProgram) -> set[Value]:
     """Return the values that torch, or a caller, gets as tensors."""
     program = native.program
-    needed = set(program.graph.uses)
+    needed = {output for output in program.graph.outputs if output is not None}
+    needed.update(w.mutation.value for w in program.writes if w.kind in ("copy", "snapshot"))
     for place in program.returns:
         needed.update(place.unshare)
     for placed in native.segments:

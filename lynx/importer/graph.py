@@ -93,6 +93,8 @@ class _Importer:
             assert isinstance(traced, torch.Tensor)
             index = len(self.builder.inputs)
             strides = strides_of(traced, self.dims)
+            if traced.is_neg() or traced.is_conj():
+                strides = None  # its memory holds other numbers, so nobody may count on it
             offset = self.dims.read(traced.storage_offset())
             spec = InputSpec(strides, offset, index in static)
         value = self.builder.input(str(node.name), type_, spec)

@@ -1,0 +1,88 @@
+"""Compiled functions with native segments keep eager's promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import lynx
+from lynx.backends.c import has_compiler
+from lynx.records import RECORDS
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="there is no C compiler")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    RECORDS.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_inputs_that_are_only_marked_as_negated() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1.0)
+        return x * 2 + x.sum()
+
+    compiled = torch.compile(function, backend="lynx", options={"strict": True})
+    for x in (torch._neg_view(torch.randn(8)), torch.randn(8, dtype=torch.cfloat).conj().imag):
+        assert x.is_neg()
+        one, other = x.clone(), torch._neg_view(-x)
+        assert other.is_neg()
+        wanted = function(one)
+        assert torch.allclose(compiled(other), wanted)
+        assert torch.allclose(other, one)
+
+
+def test_an_index_out_of_range_is_an_index_error() -> None:
+    embedding = nn.Embedding(4, 8)
+
+    def function(index: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(embedding(index)).sum(-1)
+
+    compiled = torch.compile(function, backend="lynx", options={"strict": True})
+    good = compiled(torch.tensor([0, 3]))
+    with pytest.raises(IndexError, match="index out of range"):
+        compiled(torch.tensor([0, 4]))
+    assert torch.equal(compiled(torch.tensor([0, 3])), good)
+
+
+def test_a_step_of_an_optimizer_changes_its_tensors_in_place() -> None:
+    def step(w: torch.Tensor, m: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> None:
+        m.lerp_(g, 0.1)
+        v.copy_(v * 0.99 + g * g * 0.01)
+        w.sub_(0.1 * m / (v.sqrt() + 1e-8))
+
+    compiled = torch.compile(step, backend="lynx", options={"strict": True})
+    given = [torch.randn(16, 4), torch.randn(16, 4), torch.rand(16, 4), torch.randn(16, 4)]
+    wanted = [tensor.clone() for tensor in given]
+    addresses = [tensor.data_ptr() for tensor in given]
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(*given)
+            step(*wanted)
+    assert all(map(torch.allclose, given, wanted))
+    assert [tensor.data_ptr() for tensor in given] == addresses
+    (record,) = RECORDS.graphs
+    assert not [remark for remark in record.remarks if remark.subject == "mutation"]
+
+
+def test_explain_lists_kernels_and_products() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    text = str(lynx.explain(model, torch.randn(3, 8)))
+    assert "segment_0: " in text
+    assert "product of f32, 3 x 8 x 16" in text
+
+
+def test_kernels_that_do_not_build_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("LYNX_CACHE", "0")
+    compiled = torch.compile(lambda x: torch.tanh(x) * 2, backend="lynx")
+    x = torch.randn(5)
+    with pytest.warns(RuntimeWarning, match=r"no C compiler|runs a part of a graph through torch"):
+        assert torch.allclose(compiled(x), torch.tanh(x) * 2)
