@@ -1,4 +1,4 @@
-"""The private APIs of torch that the reference back end needs, each with a test."""
+"""The private APIs of torch that the back ends need, each with a test."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def has_cpu_kernel(function: Any) -> bool:
     schema = function._schema
     name = f"{schema.name}.{schema.overload_name}"
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"))
+
+
+def storage_users(tensor: torch.Tensor) -> int:
+    """Return how many tensors and others hold the memory of a tensor.
+
+    The storage's own Python object counts or not, the same way at each call.
+    """
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 def convolve_into(

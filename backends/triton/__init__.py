@@ -1,7 +1,32 @@
 """The Triton back end: from kernels to readable Triton, launched or compiled ahead of time."""
 
+from .aot import Resources, check_kernels, compile_ahead, table
+from .autotune import autotune, autotune_product
+from .calls import FusedCall, call_of
 from .failures import raise_failures
+from .graphs import CudaRecorder, GraphedFunction
+from .interpreter import TritonInterpreter
 from .launch import TritonKernel, launchable
-from .module import PrintedModule, print_module
+from .matmul import contraction_of
+from .module import PrintedModule, print_module, print_product_module
 
-__all__ = ["PrintedModule", "TritonKernel", "launchable", "print_module", "raise_failures"]
+__all__ = [
+    "CudaRecorder",
+    "FusedCall",
+    "GraphedFunction",
+    "PrintedModule",
+    "Resources",
+    "TritonInterpreter",
+    "TritonKernel",
+    "autotune",
+    "autotune_product",
+    "call_of",
+    "check_kernels",
+    "compile_ahead",
+    "contraction_of",
+    "launchable",
+    "print_module",
+    "print_product_module",
+    "raise_failures",
+    "table",
+]

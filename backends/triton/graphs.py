@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from .torch_internals import storage_users
+from lynx.backends.reference.torch_internals import storage_users
 
 Signature: TypeAlias = tuple[Any, ...]
 MOST_SIGNATURES = 16

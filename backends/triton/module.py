@@ -10,13 +10,14 @@ from lynx.ir.kernel import Buffer, Check, Kernel
 
 from .device import HELPERS
 from .dtypes import torch_name
-from .expressions import Names
+from .expressions import Names, identifier
 from .matmul import Contraction, ProductSchedule, choose_product
 from .parts import Stage, Staged
 from .printer import PrintedStage, print_product, print_stage
 from .schedule import Schedule, choose
 from .sizes import LIMITS, Limits
 from .stages import stage
+from .together import groups_of, print_together
 from .writer import PrintOptions
 
 LIMIT = 2**31 - 2**16
@@ -61,10 +62,16 @@ def print_staged(
     index_type = _index_type(_reaches(staged))
     printed: list[PrintedStage] = []
     messages: list[str] = []
-    for part, schedule in zip(staged.stages, schedules, strict=True):
+    for group in groups_of(staged.stages, schedules):
+        parts = [staged.stages[number] for number in group]
+        chosen = [schedules[number] for number in group]
         options = PrintOptions(index_type, is_deterministic, len(messages))
-        printed.append(print_stage(part, schedule, options))
-        messages.extend(one.message for one in part.kernel.body if isinstance(one, Check))
+        if len(parts) > 1:
+            name = f"{kernel.name}_{group[0]}_to_{group[-1]}"
+            printed.append(print_together(parts, chosen, options, identifier(name)))
+            continue
+        printed.append(print_stage(parts[0], chosen[0], options))
+        messages.extend(one.message for one in parts[0].kernel.body if isinstance(one, Check))
     host = _Host(kernel, staged, printed, index_type).text()
     texts = [one.text for one in printed]
     text = "\n\n".join([_head(texts, host), *texts, host])
@@ -164,7 +171,10 @@ class _Host:
         self.lines.append(f"    index = tl.int64 if {most} >= {LIMIT} else tl.int32")
 
     def _launch(self, one: PrintedStage) -> None:
+        sign = " + " if one.is_sum else " * "
         dims = [dim for blocks in one.grid for dim, _ in blocks]
+        if one.is_sum:
+            dims = [sum(dims, start=0)]
         if any(dim == 0 for dim in dims):
             return
         indent = "    "
@@ -172,7 +182,7 @@ class _Host:
         if symbolic:
             self.lines.append(f"    if {' and '.join(symbolic)}:")
             indent += "    "
-        sides = [" * ".join(_blocks(dim, block) for dim, block in side) for side in one.grid]
+        sides = [sign.join(_blocks(dim, block) for dim, block in side) for side in one.grid]
         grid = ", ".join(sides) + ("," if len(sides) == 1 else "")
         arguments = [self._argument(p.stands_for) for p in one.parameters]
         constants = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lynx.ir.dims import Dim
@@ -36,7 +37,8 @@ class PrintedStage:
     """The text of one kernel, and how it is launched.
 
     Along each dimension of the grid there are as many programs as the product of the numbers of
-    blocks of these sizes that cover these dims. `options` go to Triton.
+    blocks of these sizes that cover these dims, or with `is_sum` as their sum. `options` go to
+    Triton.
     """
 
     name: str
@@ -45,6 +47,17 @@ class PrintedStage:
     constants: dict[str, int | str]
     grid: tuple[tuple[tuple[Dim, int], ...], ...]
     options: dict[str, int | bool]
+    is_sum: bool = False
+
+
+def print_part(stage: Stage, schedule: Schedule, options: PrintOptions) -> PrintedStage:
+    """Return the text of a pointwise stage as a function that is told its program."""
+    writer = StageWriter(stage, schedule, options)
+    writer.rows("program")
+    writer.straight(stage.kernel.body)
+    grid = (((writer.size_of(stage.rows), schedule.x_block),),)
+    constants: dict[str, int | str] = {"XBLOCK": schedule.x_block}
+    return _finished(writer, _summary(stage, schedule), constants, grid, {}, is_part=True)
 
 
 def print_stage(stage: Stage, schedule: Schedule, options: PrintOptions) -> PrintedStage:
@@ -106,6 +119,8 @@ def _finished(
     constants: dict[str, int | str],
     grid: tuple[tuple[tuple[Dim, int], ...], ...],
     launch: dict[str, int | bool],
+    *,
+    is_part: bool = False,
 ) -> PrintedStage:
     parameters = [Parameter(name, buffer) for buffer, name in writer.buffers.items()]
     if writer.checks:
@@ -114,9 +129,11 @@ def _finished(
     if writer.options.index_type == "INDEX":
         constants["INDEX"] = "tl.int32"
     name = writer.names.fresh(writer.stage.kernel.name)
-    arguments = [p.name for p in parameters] + [f"{c}: tl.constexpr" for c in constants]
+    arguments = [p.name for p in parameters]
+    arguments += ["program"] if is_part else []
+    arguments += [f"{c}: tl.constexpr" for c in constants]
     head = [
-        _decorator(parameters),
+        "@triton.jit" if is_part else decorator(parameters),
         f"def {name}({', '.join(arguments)}):",
         f'    """{summary}"""',
     ]
@@ -124,7 +141,8 @@ def _finished(
     return PrintedStage(name, text, tuple(parameters), constants, grid, launch)
 
 
-def _decorator(parameters: list[Parameter]) -> str:
+def decorator(parameters: Sequence[Parameter]) -> str:
+    """Return the decorator of a kernel with these parameters."""
     # A size that is a multiple of 16, or 1, must not make Triton compile anew.
     sizes = [p.name for p in parameters if not isinstance(p.stands_for, Buffer | None)]
     return f"@triton.jit(do_not_specialize={sizes})" if sizes else "@triton.jit"

@@ -12,6 +12,7 @@ from lynx.backends.triton.module import PrintedModule, print_module, print_produ
 from lynx.ir.dims import symbol
 from lynx.ir.types import DType
 from tests.backends.triton import samples
+from tests.backends.triton.test_kernels import optimizer_step
 
 BF16 = DType.BF16
 KERNELS = {
@@ -30,6 +31,7 @@ KERNELS = {
     "argmax of rows": samples.reduction("argmax", 8192, 1000, "j"),
     "variances of columns": samples.reduction("welford", 8192, 1024, "i"),
 }
+KERNELS["optimizer step"] = optimizer_step([1024 * (place + 1) for place in range(16)])
 PRODUCTS = {
     "linear bf16": samples.product_of(1, 4096, 4096, 1024, BF16),
     "linear f32": samples.product_of(1, 4096, 4096, 1024),

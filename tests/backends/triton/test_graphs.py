@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lynx.backends.reference.torch_internals import storage_users
 from lynx.backends.triton.graphs import (
     MOST_MOVES,
     MOST_RECORDINGS,
@@ -15,7 +16,6 @@ from lynx.backends.triton.graphs import (
     CudaRecorder,
     GraphedFunction,
 )
-from lynx.backends.triton.torch_internals import storage_users
 
 
 class FakeRecorder:

@@ -15,7 +15,7 @@ from lynx.backends.triton.interpreter import TritonInterpreter
 from lynx.backends.triton.matmul import contraction_of
 from lynx.backends.triton.module import print_product_module
 from lynx.backends.triton.sizes import LIMITS, Limits
-from lynx.ir.dims import evaluate, symbol
+from lynx.ir.dims import Dim, evaluate, symbol
 from lynx.ir.kernel import COMBINES, Buffer, Index, Kernel, Term
 from lynx.ir.location import Location
 from lynx.ir.types import DType
@@ -273,7 +273,7 @@ def test_large_buffers_are_indexed_with_64_bits() -> None:
 def test_source_names_the_lines_of_the_user() -> None:
     m = Maker({"i": 8})
     x = m.input("x", "i")
-    m.build.loc = Location("/home/me/model.py", 12, "blocks.3.mlp")
+    m.build.loc = Location("project/model.py", 12, "blocks.3.mlp")
     m.output("y", "i", m.do("exp", x))
     assert "# model.py:12 in blocks.3.mlp\n" in print_module(m.build.build("exp")).text
 
@@ -312,3 +312,40 @@ def test_products_of_symbolic_rows(interpreter: TritonInterpreter) -> None:
 def test_what_is_no_product_says_why() -> None:
     assert contraction_of(samples.softmax(4, 4)) == "a product has one reduction, which is a sum"
     assert contraction_of(samples.reduction("sum", 4, 4, "j")) == "what is summed is no product"
+
+
+def optimizer_step(sizes: list[Dim]) -> Kernel:
+    """A step with momentum over many tensors, written over parameters and momenta."""
+    m = Maker({f"i{place}": size for place, size in enumerate(sizes)})
+    rate = m.build.load(m.build.buffer("rate", F32, 1), Index())
+    for place, size in enumerate(sizes):
+        at = Index((Term(f"i{place}"),))
+        held = [
+            m.build.buffer(f"{name}{place}", F32, size, is_written=name != "grad")
+            for name in ("parameter", "grad", "momentum")
+        ]
+        parameter, grad, momentum = (m.build.load(buffer, at) for buffer in held)
+        momentum = m.do("add", m.do("mul", momentum, 0.9), grad)
+        parameter = m.do("sub", parameter, m.do("mul", momentum, rate))
+        m.build.store(held[0], at, parameter)
+        m.build.store(held[2], at, momentum)
+    return m.build.build("sgd")
+
+
+def test_many_small_tensors_share_launches(interpreter: TritonInterpreter) -> None:
+    sizes: list[Dim] = [5 + 100 * place for place in range(20)]
+    kernel = optimizer_step(sizes)
+    assert len(print_module(kernel).stages) == 2
+    check(interpreter, kernel)
+    kernel = optimizer_step([3, symbol("s0"), 70, symbol("s1"), 0])
+    assert len(print_module(kernel).stages) == 1
+    check(interpreter, kernel, {"s0": 300, "s1": 2})
+    check(interpreter, kernel, {"s0": 0, "s1": 1})
+
+
+def test_parts_that_touch_the_same_memory_run_one_after_the_other() -> None:
+    m = Maker({"i": 8, "j": 9})
+    out = m.build.buffer("out", F32, 9, is_written=True)
+    m.build.store(out, m.at("j"), m.input("a", "j"))
+    m.output("y", "i", m.build.load(out, m.at("i")))
+    assert len(print_module(m.build.build("dependent")).stages) == 2

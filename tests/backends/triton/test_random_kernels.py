@@ -21,7 +21,7 @@ LOOPED = Limits(persistent=2, tile=16)
 
 @pytest.mark.parametrize("limits", [LIMITS, LOOPED, TINY], ids=["whole", "looped", "split"])
 @settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
