@@ -27,8 +27,8 @@ FEWEST_TOKENS, MOST_TOKENS = 256, 1024
 """Bounds of a chunk: with fewer tokens adding to the weight's gradient costs more than computing
 it, with more nothing gets faster."""
 
-BLOCK_BYTES = 1 << 20
-"""Logits worked on at a time: what stays in the second-level cache from one sweep to the next."""
+BLOCK_BYTES = 2 << 20
+"""Logits worked on at a time: what stays in the caches from one sweep to the next."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ from .reductions import Reduction, reduction_of
 
 SUBJECT = "linear_cross_entropy"
 
+TWICE = 32
+"""How much larger logits must be to be computed twice, as gradients of single tokens' losses need:
+it takes a third more time, which only memory can be worth."""
+
 
 def fuse_linear_cross_entropy(graph: torch.fx.Graph, minimum_bytes: int) -> Iterator[Remark]:
     """Replace what is worth it in a graph, in place; yield what was done and why others stayed.
@@ -59,7 +63,8 @@ def _fuse(loss: Loss, minimum_bytes: int) -> str:
     replaced = {*projection.nodes, *loss.nodes, loss.anchor, anchor}
     replaced.update(() if reduction is None else reduction.nodes)
     _check_operands(projection)
-    size = _check_size(loss, minimum_bytes)
+    is_twice = _reduction(loss, reduction) == "none" and traced(anchor).requires_grad
+    size = _check_size(loss, minimum_bytes * (TWICE if is_twice else 1))
     in_order = [node for node in anchor.graph.nodes if node in replaced]
     _check_uses(in_order, anchor)
     _check_between(projection, anchor, replaced)

@@ -155,6 +155,15 @@ def test_small_logits_are_left() -> None:
     assert operators_in(modules) == 1
 
 
+def test_logits_that_are_computed_twice_must_be_large() -> None:
+    for minimum, count in ((760 // 32, 1), (760 // 32 + 1, 0)):
+        modules, _ = recognised(losses.of_each_token, *inputs(), minimum=minimum)
+        assert operators_in(modules) == count
+    with torch.no_grad():
+        modules, _ = recognised(losses.of_each_token, *inputs(), minimum=760)
+    assert operators_in(modules) == 1
+
+
 def test_probabilities_inside_vmap_are_left() -> None:
     def each(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(lambda row, goal: F.cross_entropy(F.linear(row, w), goal))(x, t)
