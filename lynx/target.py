@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 import os
 import platform
 from collections.abc import Iterator, Mapping
@@ -102,7 +103,7 @@ def library_products() -> Path | None:
 
 def _libraries() -> Iterator[Path]:
     """Yield the files that may hold them: torch itself, or an OpenBLAS that comes with it."""
-    package = Path(torch.__file__).parent
+    package = Path(inspect.getfile(torch)).parent
     for folder in (package / "lib", package.parent / "torch.libs"):
         for pattern in ("libtorch_cpu.*", "libopenblas*", "*blas*"):
             yield from sorted(folder.glob(pattern)) if folder.is_dir() else ()

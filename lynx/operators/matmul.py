@@ -39,7 +39,7 @@ def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.matmul(a, b)
 
 
-@torch.library.register_fake(_NAME)
+@torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
 def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.new_empty((*a.shape[:-1], b.shape[-1]))
 

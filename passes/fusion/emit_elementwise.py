@@ -98,7 +98,7 @@ def _same_names() -> dict[type[Op], str]:
 _PLAIN = _same_names()
 
 
-def _refuse_plain(op: Elementwise) -> str:
+def _refuse_plain(op: Any) -> str:
     function = FUNCTIONS[_PLAIN[type(op)]]
     dtype = op.common_dtype()
     kind = "b" if dtype is DType.BOOL else "i" if dtype.is_integer else "f"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lynx.ir.core import Value
-from lynx.ir.dims import Dim, product
+from lynx.ir.dims import Dim, is_integer_literal, product
 from lynx.ir.kernel import Scalar
 from lynx.ir.ops import factory, reduction
 from lynx.ir.types import DType
@@ -148,10 +148,10 @@ def _full(emitter: Emitter, op: factory.Full, want: Want) -> Emission:
 
 
 def _refuse_iota(op: factory.Iota) -> str:
-    parts = [p.type.expr if isinstance(p, Value) else p for p in (op.start, op.step)]  # type: ignore[union-attr]
     if op.dtype.is_integer:
         return ""
-    whole = all(isinstance(part, int) or part == int(part) for part in parts if part is not None)
+    numbers = [part for part in (op.start, op.step) if not isinstance(part, Value)]
+    whole = all(isinstance(n, int | float) and is_integer_literal(n) for n in numbers)
     return "" if whole and op.dtype is DType.F32 else "rounds a range of fractions"
 
 

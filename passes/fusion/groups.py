@@ -124,7 +124,9 @@ class Fit:
             if operand in self.group.dims and self.chain_of(self.group, operand) is not None:
                 continue
             known = self.group.reads.get(operand)
-            for given, made in pairs_of(self.op, operand) if known is not None else ():
+            if known is None:
+                continue
+            for given, made in pairs_of(self.op, operand):
                 atoms = joined(known, given)
                 if atoms is not None and self._is_free(atoms, domain):
                     assign(self.main, iterated_shape(self.op), made, atoms, only_open=True)

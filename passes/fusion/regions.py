@@ -206,8 +206,8 @@ class Rewriter:
             if target is None:
                 continue
             ops = self.members.pop(group)
-            merged = sorted((*ops, *self.members[target]), key=self.clusters.positions.get)
-            self.members[target] = merged  # type: ignore[assignment]
+            joined = (*ops, *self.members[target])
+            self.members[target] = sorted(joined, key=self.clusters.positions.__getitem__)
             group.into = target
 
     def _only_consumer(self, group: Group, users: dict[Value, list[Op | None]]) -> Group | None:

@@ -101,7 +101,7 @@ def _reduction_pairs(op: Reduction) -> Pairs:
 
 
 @_relates(LowerTriangle, UpperTriangle, Flip)
-def _same(op: Flip, operand: Value) -> Pairs:
+def _same(op: Op, operand: Value) -> Pairs:
     del op
     return tuple(((n,), (n,)) for n, dim in enumerate(operand.shape) if not _is_one(dim))
 

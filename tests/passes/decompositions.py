@@ -111,7 +111,7 @@ def assert_as_accurate(op: Op, inputs: Mapping[Value, Any], after: Graph) -> Non
 def _greatest(tensors: Iterable[torch.Tensor]) -> float:
     """Return the greatest absolute value of finite elements, at least a little."""
     finite = [t[t.isfinite()].double().abs() for t in tensors]
-    return max(0.125, *(float(t.max()) for t in finite if t.numel()))
+    return max((0.125, *(float(t.max()) for t in finite if t.numel())))
 
 
 def assert_close(
