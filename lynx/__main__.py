@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from lynx.backends.c import compile_segments
 from lynx.backends.reference import call_of, evaluate
 from lynx.ir import Graph, LynxError, UsageError, parse_graph
 from lynx.ir.core import Value
@@ -102,10 +103,18 @@ def _run(options: argparse.Namespace) -> None:
         inputs = random_inputs(graph, options.seed, symbols)
     torch.manual_seed(options.seed)
     expected, _ = evaluate(graph, inputs)
-    program = parse_pipeline(options.pipeline).run(graph, pass_context(graph))
-    executable = build(program, call_of, resources=program.resources)
+    context = pass_context(graph)
+    program = parse_pipeline(options.pipeline).run(graph, context)
+    executable = build(
+        program,
+        call_of,
+        resources=program.resources,
+        native=compile_segments if context.target.generates_code else None,
+        products=context.target.has_products,
+    )
     if options.source:
         print(executable.source)
+        print(executable.native.source)
     torch.manual_seed(options.seed)
     actual = executable(list(inputs))
     for index, (output, ours, theirs) in enumerate(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from lynx.ir.core import Op
 from lynx.ir.dims import Dim, format_dim, product
-from lynx.ir.kernel import Kernel
+from lynx.ir.kernel import Kernel, Load
 from lynx.ir.native import KernelCall, NativeCall, ProductCall
 from lynx.ir.ops.fusion import Fused
 from lynx.passes.plan_memory import format_bytes
@@ -44,9 +44,11 @@ def _sizes(dims: Iterable[Dim]) -> str:
 
 
 def _traffic(kernel: Kernel) -> str:
-    """Return the bytes of the memory that a kernel reads and writes, each counted once."""
+    """Return the bytes of the memory that a kernel reads, and of that which it writes."""
+    read = [i.buffer for i in kernel.body if isinstance(i, Load)]
+    written = [buffer for buffer in kernel.buffers if buffer.is_written]
     total: Dim = 0
-    for buffer in kernel.buffers:
+    for buffer in (*dict.fromkeys(read), *written):
         total = total + product((buffer.extent, buffer.dtype.itemsize))
     return format_bytes(total) if isinstance(total, int) else f"{format_dim(total)} bytes"
 
