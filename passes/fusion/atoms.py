@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lynx.ir.dims import Dim, floor_div, is_equal, remainder
+from lynx.ir.dims import Dim, is_equal
+
+from .sizes import exact_quotient
 
 
 class Atom:
@@ -60,11 +62,11 @@ def aligned(a: Sequence[Atom], b: Sequence[Atom]) -> list[tuple[Atom, Atom]] | N
         x, y = left.pop(), right.pop()
         if x is y or is_equal(x.size, y.size):
             pairs.append((x, y))
-        elif _divides(y.size, x.size):
-            left += _split(x, y.size)
+        elif (count := _quotient(x.size, y.size)) is not None:
+            left += _split(x, count, y.size)
             right.append(y)
-        elif _divides(x.size, y.size):
-            right += _split(y, x.size)
+        elif (count := _quotient(y.size, x.size)) is not None:
+            right += _split(y, count, x.size)
             left.append(x)
         else:
             return None
@@ -83,15 +85,14 @@ def merge(a: Atom, b: Atom) -> None:
         b.same_as = a
 
 
-def _divides(inner: Dim, whole: Dim) -> bool:
+def _quotient(whole: Dim, inner: Dim) -> Dim | None:
+    """Return how many axes of the inner size make the whole, None if that is not clear."""
     if isinstance(inner, int) and inner in (0, 1):
-        return False
-    if isinstance(inner, int) and isinstance(whole, int):
-        return whole > inner and whole % inner == 0
-    return is_equal(remainder(whole, inner), 0) and not is_equal(whole, inner)
+        return None
+    count = exact_quotient(whole, inner)
+    return None if isinstance(count, int) and count <= 1 else count
 
 
-def _split(atom: Atom, inner: Dim) -> tuple[Atom, Atom]:
-    high, low = Atom(floor_div(atom.size, inner)), Atom(inner)
-    atom.parts = (high, low)
+def _split(atom: Atom, count: Dim, inner: Dim) -> tuple[Atom, Atom]:
+    atom.parts = (Atom(count), Atom(inner))
     return atom.parts

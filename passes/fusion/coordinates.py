@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lynx.ir.dims import Dim, difference, floor_div, is_equal, product, remainder, simplify
+from lynx.ir.dims import Dim, difference, floor_div, product, remainder, simplify
 from lynx.ir.kernel import Index, KernelBuilder, Term
+
+from .sizes import exact_quotient
 
 Coordinates = tuple[Index, ...]
 
@@ -98,8 +100,8 @@ class Splitter:
         low: list[Term] = []
         reach: Dim = remainder(coordinate.offset, inner)
         for term in coordinate.terms:
-            if is_equal(remainder(term.stride, inner), 0):
-                stride = floor_div(term.stride, inner)
+            stride = exact_quotient(term.stride, inner)
+            if stride is not None:
                 high.append(Term(term.of, stride, term.divisor, term.modulus))
                 continue
             last = self._last(term)
@@ -118,12 +120,12 @@ class Splitter:
         if len(coordinate.terms) != 1 or coordinate.offset != 0:
             return None
         (term,) = coordinate.terms
-        if not is_equal(remainder(inner, term.stride), 0):
+        count = exact_quotient(inner, term.stride)
+        if count is None:
             return None
-        count = floor_div(inner, term.stride)
-        if term.modulus is not None and not is_equal(remainder(term.modulus, count), 0):
+        outer = None if term.modulus is None else exact_quotient(term.modulus, count)
+        if term.modulus is not None and outer is None:
             return None
-        outer = None if term.modulus is None else floor_div(term.modulus, count)
         divisor = product((term.divisor, count))
         high = Index((Term(term.of, 1, divisor, outer),))
         return high, Index((Term(term.of, term.stride, term.divisor, count),))

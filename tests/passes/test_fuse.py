@@ -275,3 +275,22 @@ def test_equal_groups_share_a_kernel() -> None:
     assert kernel("0.0") is kernel("0.0")
     assert kernel("0.0") is not kernel("-0.0")
     assert kernel("0.0") is not kernel("0.0", (1, 4))
+
+
+def test_symbolic_sizes_that_multiply_run_along_one_axis() -> None:
+    graph = fused(
+        """graph @f(%x: f32[s0, s1, 32], %b: f32[32]) symbols (s0 in [1, inf], s1 in [1, inf]) {
+          %0 = add %x, %b : f32[s0, s1, 32]
+          %1 = reshape %0 {shape = [s0*s1, 32]} : f32[s0*s1, 32]
+          %2 = exp %1 : f32[s0*s1, 32]
+          return %0, %2
+        }"""
+    )
+    ((_, kernel),) = kernels_of(graph)
+    assert len(kernel.axes) == 2
+    x, b = torch.randn(3, 5, 32), torch.randn(32)
+    first, second = torch.empty(3, 5, 32), torch.empty(15, 32)
+    memory = {"x0": x.view(-1), "x1": b, "y0": first.view(-1), "y1": second.view(-1)}
+    run_kernel(kernel, memory, {"s0": 3, "s1": 5})
+    torch.testing.assert_close(first, x + b)
+    torch.testing.assert_close(second, (x + b).exp().view(15, 32))
