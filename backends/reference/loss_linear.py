@@ -39,7 +39,7 @@ def projected_loss_backward(op: LinearCrossEntropyBackward) -> Call:
 
 
 def _loss(form: LossForm, gradients: Sequence[str], *operands: Any) -> Any:
-    loss, found = linear_cross_entropy(*operands, form=form, wanted=_wanted(gradients))
+    loss, found = linear_cross_entropy(*operands, form, _wanted(gradients))
     return (loss, *_chosen(found, gradients)) if gradients else loss
 
 
@@ -47,15 +47,13 @@ def _loss_into(
     form: LossForm, gradients: Sequence[str], *operands: Any, loss: torch.Tensor, **out: Any
 ) -> Any:
     given = (out.get("x"), out.get("weight"), out.get("bias"))
-    found, computed = linear_cross_entropy(
-        *operands, form=form, wanted=_wanted(gradients), out=given
-    )
+    found, computed = linear_cross_entropy(*operands, form, _wanted(gradients), given)
     loss.copy_(found)
     return (loss, *_chosen(computed, gradients))
 
 
 def _gradients(form: LossForm, gradients: Sequence[str], *operands: Any) -> Any:
-    found = linear_cross_entropy_backward(*operands, form=form, wanted=_wanted(gradients))
+    found = linear_cross_entropy_backward(*operands, form, _wanted(gradients))
     dtype = operands[1].dtype
     rounded = tuple(gradient.to(dtype) for gradient in _chosen(found, gradients))
     return rounded if len(rounded) > 1 else rounded[0]
