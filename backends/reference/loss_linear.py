@@ -14,6 +14,7 @@ from lynx.ir.ops.loss_linear import GRADIENTS, LinearCrossEntropy, LinearCrossEn
 from .linear_cross_entropy import (
     Gradients,
     LossForm,
+    Operands,
     linear_cross_entropy,
     linear_cross_entropy_backward,
 )
@@ -38,13 +39,13 @@ def projected_loss_backward(op: LinearCrossEntropyBackward) -> Call:
     return Call(functools.partial(_gradients, form, op.gradients), operands)
 
 
-def _loss(form: LossForm, gradients: Sequence[str], *operands: Any) -> Any:
+def _loss(form: LossForm, gradients: Sequence[str], *operands: *Operands) -> Any:
     loss, found = linear_cross_entropy(*operands, form, _wanted(gradients))
     return (loss, *_chosen(found, gradients)) if gradients else loss
 
 
 def _loss_into(
-    form: LossForm, gradients: Sequence[str], *operands: Any, loss: torch.Tensor, **out: Any
+    form: LossForm, gradients: Sequence[str], *operands: *Operands, loss: torch.Tensor, **out: Any
 ) -> Any:
     given = (out.get("x"), out.get("weight"), out.get("bias"))
     found, computed = linear_cross_entropy(*operands, form, _wanted(gradients), given)
@@ -52,9 +53,11 @@ def _loss_into(
     return (loss, *_chosen(computed, gradients))
 
 
-def _gradients(form: LossForm, gradients: Sequence[str], *operands: Any) -> Any:
-    found = linear_cross_entropy_backward(*operands, form, _wanted(gradients))
-    dtype = operands[1].dtype
+def _gradients(
+    form: LossForm, gradients: Sequence[str], grad: torch.Tensor, *operands: *Operands
+) -> Any:
+    found = linear_cross_entropy_backward(grad, *operands, form, _wanted(gradients))
+    dtype = operands[0].dtype
     rounded = tuple(gradient.to(dtype) for gradient in _chosen(found, gradients))
     return rounded if len(rounded) > 1 else rounded[0]
 
