@@ -45,7 +45,7 @@ check: $(STAMP)
 	$(RUN) -m tests.tools.check_types
 
 bench: $(STAMP)
-	$(RUN) benchmarks/models.py $(ARGS)
+	$(RUN) -m benchmarks.suite $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info dumps .pytest_cache .mypy_cache .ruff_cache .hypothesis
