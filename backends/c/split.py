@@ -271,10 +271,12 @@ class _Splitter:
 
     def _home(self, instruction: Instruction) -> _Home:
         domain = frozenset(instruction.domain)
+        # A sweep over the axes of a combination would need it at every point before it starts.
+        sweeps = isinstance(instruction, Reduce) and instruction not in self.outer
         stage = 0
         for operand in instruction.operands:
             home = self.homes[operand.instruction]
-            is_before = home.narrow is not None and home.narrow != domain
+            is_before = home.narrow is not None and (sweeps or home.narrow != domain)
             stage = max(stage, home.stage + is_before)
         is_narrow = stage > 0 and any(
             (home := self.homes[operand.instruction]).stage == stage and home.narrow == domain

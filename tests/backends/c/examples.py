@@ -120,6 +120,17 @@ def loss(n: Dim, m: Dim) -> Kernel:
     return b.build("loss")
 
 
+def sum_of_sums(n: Dim, m: Dim) -> Kernel:
+    """A sum over columns of the logarithm of the sum of each; another like it over rows."""
+    b = Sheet(n, m)
+    x, scale = b.read("x", "i", "j"), b.read("scale", "j")
+    size = b.f("exp", x)
+    columns = b.f("log", b.total(size, "i"))
+    b.write("of_columns", b.total(b.f("mul", columns, scale), "j"))
+    b.write("of_rows", b.total(b.f("log", b.total(size, "j")), "i"))
+    return b.build("sum_of_sums")
+
+
 def normalized(n: Dim, m: Dim) -> Kernel:
     """Everything depends on one number made of everything."""
     b = Sheet(n, m)
@@ -224,6 +235,7 @@ def shifted(n: Dim, m: Dim) -> Kernel:
 
 EXAMPLES: list[Example] = [
     softmax_of_rows, softmax_of_columns, layer_norm, layer_norm_backward, batch_norm, loss,
+    sum_of_sums,
     normalized, sums_of_both, extremes, transposed, gelu_in_half, embedding_gradient, histogram,
     scaled_in_place, joined, shifted,
 ]  # fmt: skip
