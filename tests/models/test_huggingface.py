@@ -178,11 +178,13 @@ def test_activation_checkpointing(name: str) -> None:
 def test_autocast(name: str) -> None:
     model = build(name).train()
     inputs = {**inputs_of(name), **without_cache(name)}
-    ours = compiled_copy(model)
+    ours, exact = compiled_copy(model), copy.deepcopy(model).double()
     with torch.autocast("cpu", torch.bfloat16):
         expected, actual = train(model, inputs), train(ours, inputs)
-    assert_same(actual, expected)
-    assert_same_gradients(ours._orig_mod, model)
+    # Sums of products are rounded at other places, so both are compared with what is exact.
+    true = train(exact, {key: in_double(value) for key, value in inputs.items()})
+    assert_as_accurate(actual, expected, true)
+    assert_as_accurate(gradients(ours._orig_mod), gradients(model), gradients(exact))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
