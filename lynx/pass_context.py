@@ -20,7 +20,7 @@ from .target import this_machine
 
 
 def pass_context(graph: Graph) -> PassContext:
-    """Return the context for compiling a graph with the reference back end."""
+    """Return the context for compiling a graph on this machine."""
     supported = covered()
 
     def evaluate(op: Op, operands: Sequence[Any]) -> Sequence[Any]:

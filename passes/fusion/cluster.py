@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 
 from lynx.ir.core import Graph, Op, Value
-from lynx.ir.dims import Dim, is_equal, product
+from lynx.ir.dims import is_equal, product
 from lynx.ir.ops.elementwise import Elementwise
 from lynx.ir.ops.factory import Full, Iota
 from lynx.ir.ops.layout import Broadcast, Permute, Reshape, Squeeze, Unsqueeze
@@ -14,6 +14,7 @@ from lynx.ir.ops.layout_slicing import LowerTriangle, UpperTriangle
 from lynx.ir.types import TensorType
 
 from .groups import ChainOf, Fit, Group, founded, iterated_shape
+from .sizes import estimated_bytes
 
 _STILL = (Reshape, Permute, Broadcast, Squeeze, Unsqueeze)
 """Views through which a group can go on: each element stays the same one."""
@@ -75,9 +76,12 @@ class Clusters:
 
     def chain_of(self, group: Group, value: Value) -> list[Value] | None:
         """Return the views that lead from a result of the group to a value, both included."""
+        return self._chain(value, lambda op: self.group_of(op) is group)
+
+    def _chain(self, value: Value, is_member: Callable[[Op], bool]) -> list[Value] | None:
         chain = [value]
         while value.op is not None:
-            if self.group_of(value.op) is group:
+            if is_member(value.op):
                 return chain[::-1]
             if not self.is_still(value.op):
                 return None
@@ -124,13 +128,13 @@ class Clusters:
 
     def _candidates(self, op: Op) -> tuple[list[Group], list[Group]]:
         """Return the groups of operands, and those that read the same, by shared bytes."""
-        weights: dict[Group, float] = {}
-        shared: dict[Group, float] = {}
+        weights: dict[Group, int] = {}
+        shared: dict[Group, int] = {}
         space = product(iterated_shape(op))
         for operand in dict.fromkeys(op.operands):
             if not isinstance(operand.type, TensorType):
                 continue
-            weight = _weight(operand.type)
+            weight = estimated_bytes(operand.type)
             base: Value | None = operand
             while base is not None and base.op is not None and self.is_still(base.op):
                 base = base.op.operands[0]
@@ -189,19 +193,10 @@ class Clusters:
     def _chains_through(self, home: Group, moved: set[Op]) -> ChainOf:
         """Return `chain_of` for a group to which some ops of another one belong already."""
 
-        def chain_of(group: Group, value: Value) -> list[Value] | None:
-            del group
-            chain = [value]
-            while value.op is not None:
-                if value.op in moved or self.group_of(value.op) is home:
-                    return chain[::-1]
-                if not self.is_still(value.op):
-                    return None
-                value = value.op.operands[0]
-                chain.append(value)
-            return None
+        def is_member(op: Op) -> bool:
+            return op in moved or self.group_of(op) is home
 
-        return chain_of
+        return lambda _, value: self._chain(value, is_member)
 
     def _are_independent(self, a: Group, b: Group) -> bool:
         """Whether no other op lies on a path between the groups."""
@@ -259,11 +254,3 @@ def _resolved(group: Group) -> Group:
     while group.into is not None:
         group = group.into
     return group
-
-
-def _weight(type_: TensorType) -> float:
-    """Return about how many bytes a tensor has; a symbol counts for 64."""
-    size: Dim = type_.nbytes
-    if isinstance(size, int):
-        return float(size)
-    return float(size.subs(dict.fromkeys(size.free_symbols, 64)))

@@ -44,24 +44,20 @@ def _combined(emitter: Emitter, combine: str, x: Scalar, over: tuple[str, ...]) 
     return emitter.builder.reduce(combine, x, over)[0] if over else x
 
 
+def _summand(emitter: Emitter, x: Scalar, dtype: DType) -> Scalar:
+    """Return an element as it is added up: rounded to the type of the result, then wide."""
+    builder = emitter.builder
+    return builder.convert(builder.convert(x, dtype), computing_dtype(dtype))
+
+
 @emits(reduction.Sum, reduction.Product)
 def _total(emitter: Emitter, op: Any, want: Want) -> Emission:
     inner, over = _element(emitter, op, want)
     x = yield inner
     dtype = result_dtype(op)
-    builder = emitter.builder
-    wide = builder.convert(builder.convert(x, dtype) if _narrows(x, dtype) else x, _sum_type(dtype))
-    result = _combined(emitter, "sum" if op.name == "sum" else "prod", wide, over)
-    return (builder.convert(result, dtype),)
-
-
-def _sum_type(dtype: DType) -> DType:
-    return computing_dtype(dtype)
-
-
-def _narrows(x: Scalar, dtype: DType) -> bool:
-    """Whether elements are rounded to the type of the result before they are added."""
-    return x.dtype is not dtype
+    combine = "sum" if op.name == "sum" else "prod"
+    result = _combined(emitter, combine, _summand(emitter, x, dtype), over)
+    return (emitter.builder.convert(result, dtype),)
 
 
 @emits(reduction.Mean)
@@ -70,11 +66,10 @@ def _mean(emitter: Emitter, op: reduction.Mean, want: Want) -> Emission:
     x = yield inner
     dtype = result_dtype(op)
     builder = emitter.builder
-    wide = builder.convert(builder.convert(x, dtype) if _narrows(x, dtype) else x, _sum_type(dtype))
+    result = _combined(emitter, "sum", _summand(emitter, x, dtype), over)
     count: Dim = product(op.x.shape[dim] for dim in op.dims)
-    result = _combined(emitter, "sum", wide, over)
-    divisor = builder.constant(count, wide.dtype)
-    return (builder.convert(builder.apply("div", result, divisor, dtype=wide.dtype), dtype),)
+    divisor = builder.constant(count, result.dtype)
+    return (builder.convert(builder.apply("div", result, divisor, dtype=result.dtype), dtype),)
 
 
 @emits(reduction.Amax, reduction.Amin, reduction.MaxOfAll, reduction.MinOfAll)

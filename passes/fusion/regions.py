@@ -9,12 +9,12 @@ from lynx.ir.core import Graph, Op, Value
 from lynx.ir.dims import Dim, product
 from lynx.ir.ops.fusion import Fused, Region
 from lynx.ir.ops.reduction import Reduction
-from lynx.ir.types import TensorType
 
 from .cluster import Clusters
 from .emit import why_not
 from .groups import Group, iterated_shape
 from .relations import moves
+from .sizes import estimated_bytes
 
 Node: TypeAlias = "Group | Op"
 
@@ -194,8 +194,8 @@ class Rewriter:
                 read.update(chains[base.op][1])
             else:
                 return None
-        size = _bytes(op.results[0])
-        if count > MAX_CHEAP or sum(map(_bytes, read)) > SLACK * size:
+        size = estimated_bytes(op.results[0].type)
+        if count > MAX_CHEAP or sum(estimated_bytes(value.type) for value in read) > SLACK * size:
             return None
         return count, read
 
@@ -232,14 +232,6 @@ class Rewriter:
         if not (isinstance(repeats, int) and isinstance(own, int) and isinstance(size, int)):
             return None
         return target if repeats <= MAX_REPEAT * own and 4 * own >= size else None
-
-
-def _bytes(value: Value) -> int:
-    """Return the bytes of a tensor; a symbol counts for 64."""
-    if not isinstance(value.type, TensorType):
-        return 0
-    size = value.type.nbytes
-    return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, 64)))
 
 
 def _reads_once(user: Op, value: Value) -> bool:

@@ -1,10 +1,11 @@
-"""Division of sizes that comes out even, whatever the symbols are."""
+"""Arithmetic of sizes whatever the symbols are: exact division, and estimates."""
 
 from __future__ import annotations
 
 import sympy
 
 from lynx.ir.dims import Dim, simplify
+from lynx.ir.types import TensorType, Type
 
 
 def exact_quotient(whole: Dim, part: Dim) -> Dim | None:
@@ -22,3 +23,11 @@ def exact_quotient(whole: Dim, part: Dim) -> Dim | None:
         ratio = sympy.cancel(ratio)
     _, denominator = sympy.fraction(ratio)
     return simplify(ratio) if denominator == 1 else None
+
+
+def estimated_bytes(type_: Type) -> int:
+    """Return about how many bytes a value takes; a symbol counts for 64."""
+    if not isinstance(type_, TensorType):
+        return 0
+    size = type_.nbytes
+    return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, 64)))
