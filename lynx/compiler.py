@@ -16,7 +16,9 @@ from lynx.backends.reference import call_of
 from lynx.compat import CONTROL_FLOW_ERRORS, boxed, outside_tracing
 from lynx.importer import import_graph
 from lynx.ir import Graph
+from lynx.ir.errors import CompileError
 from lynx.ir.native import SegmentCompiler
+from lynx.ir.native_verifier import verified
 from lynx.ir.program import Program
 from lynx.passes import Diff, Dump, Observer, PassContext, Reproducer, Timer, parse_pipeline
 from lynx.runtime import build
@@ -68,7 +70,7 @@ def _compile(
         native=_segment_compiler(settings) if context.target.generates_code else None,
         products=context.target.has_products,
     )
-    _note_failures(record, context.target.generates_code)
+    _note_failures(record, context.target.generates_code, settings.strict)
     record.seconds["build"] = time.perf_counter() - middle
     record.seconds["total"] = time.perf_counter() - start
     _report(record, settings, observers)
@@ -99,18 +101,21 @@ def _optimized(
     return program
 
 
-def _note_failures(record: CompiledGraph, generates_code: bool) -> None:
-    """Warn of what runs through torch because something on this machine did not work."""
+def _note_failures(record: CompiledGraph, generates_code: bool, strict: bool) -> None:
+    """Warn of what runs through torch because something did not work; raise it if `strict`."""
     native = record.executable.native
     record.remarks = [*record.remarks, *native.remarks]
     for failure in native.failures:
+        if strict:
+            raise CompileError("not-native", failure)
         RECORDS.warn(f"lynx runs a part of a graph through torch: {failure}")
     if not generates_code:
         RECORDS.warn("lynx found no C compiler (gcc, cc or clang): all ops run through torch")
 
 
 def _segment_compiler(settings: Settings) -> SegmentCompiler:
-    return functools.partial(compile_segments, store=open_store(settings))
+    compiler = functools.partial(compile_segments, store=open_store(settings))
+    return verified(compiler) if settings.verify else compiler
 
 
 def run_through_torch(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch import nn
 
 import lynx
 from lynx.backends.c import has_compiler
+from lynx.ir.kernel import Kernel
+from lynx.passes.fusion import KernelFactory
 from lynx.records import RECORDS
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="there is no C compiler")
@@ -86,3 +90,42 @@ def test_kernels_that_do_not_build_are_left_to_torch(monkeypatch: pytest.MonkeyP
     x = torch.randn(5)
     with pytest.warns(RuntimeWarning, match=r"no C compiler|runs a part of a graph through torch"):
         assert torch.allclose(compiled(x), torch.tanh(x) * 2)
+
+
+def break_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every kernel with a sine have an instruction twice."""
+
+    def broken(factory: KernelFactory, *arguments: Any) -> Kernel:
+        kernel = make(factory, *arguments)
+        if "sin" not in kernel.name:
+            return kernel
+        return dataclasses.replace(kernel, body=(*kernel.body, kernel.body[-1]))
+
+    make = KernelFactory.kernel_of
+    monkeypatch.setattr(KernelFactory, "kernel_of", broken)
+
+
+def sine_and_sums(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x.sin().cumsum(0)).cumsum(0)
+
+
+def test_a_kernel_that_breaks_an_invariant_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_kernels(monkeypatch)
+    x = torch.randn(8, 8)
+    with pytest.warns(RuntimeWarning, match=r"invalid-kernel.*occurs twice"):
+        actual = torch.compile(sine_and_sums, backend="lynx")(x)
+    assert torch.allclose(actual, sine_and_sums(x))
+    native = RECORDS.graphs[-1].executable.native
+    assert [kernel.name for kernel in native.kernels] == ["tanh"]
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"not-native.*invalid-kernel"):
+        torch.compile(sine_and_sums, backend="lynx", options={"strict": True})(x)
+
+
+def test_kernels_are_not_looked_at_without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_kernels(monkeypatch)
+    compiled = torch.compile(
+        sine_and_sums, backend="lynx", options={"strict": True, "verify": False}
+    )
+    x = torch.randn(8, 8)
+    assert torch.allclose(compiled(x), sine_and_sums(x))
