@@ -114,7 +114,9 @@ def _note_failures(record: CompiledGraph, generates_code: bool, strict: bool) ->
 
 
 def _segment_compiler(settings: Settings) -> SegmentCompiler:
-    compiler = functools.partial(compile_segments, store=open_store(settings))
+    compiler = functools.partial(
+        compile_segments, store=open_store(settings), products=settings.products
+    )
     return verified(compiler) if settings.verify else compiler
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lynx.backends.c import PRODUCTS
 from lynx.ir.errors import UsageError
 
 MODES: Mapping[str, str] = {
@@ -58,11 +59,21 @@ class Settings:
         "LYNX_FUSED_LOSS_BYTES",
         "fuse a projection with the cross-entropy of its logits if those take this many bytes",
     )
+    products: str = _setting(
+        "auto",
+        "LYNX_PRODUCTS",
+        "who multiplies f32 matrices on the CPU: library, own, or auto (own on AMD processors)",
+    )
     progress: bool = _setting(True, "LYNX_PROGRESS", "show progress of long work on a terminal")
 
     def __post_init__(self) -> None:
         if not 0 <= self.debug <= 4:
             raise UsageError("bad-option", f"option 'debug' takes 0 to 4, got {self.debug}")
+        if self.products not in PRODUCTS:
+            raise UsageError(
+                "bad-option",
+                f"option 'products' takes {', '.join(PRODUCTS)}, got {self.products!r}",
+            )
 
     @property
     def reproducers(self) -> str:

@@ -1,10 +1,12 @@
 """The C back end: native segments as plain C, compiled with what the machine has."""
 
 from .compiler import Compiler, find_compiler
+from .gemm import PRODUCTS
 from .library import has_products
 from .segment import KernelBuildError, compile_segments, has_compiler
 
 __all__ = [
+    "PRODUCTS",
     "Compiler",
     "KernelBuildError",
     "compile_segments",

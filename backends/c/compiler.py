@@ -104,7 +104,7 @@ class BuildError(CompileError):
         self.log = log
 
 
-def build(sources: tuple[str, ...], compiler: Compiler) -> bytes:
+def build(sources: tuple[str, ...], compiler: Compiler, *flags: str) -> bytes:
     """Compile sources, side by side if there are several, and return the linked library."""
     with tempfile.TemporaryDirectory(prefix="lynx-") as folder:
         files = [Path(folder, f"unit{number}.c") for number in range(len(sources))]
@@ -112,12 +112,12 @@ def build(sources: tuple[str, ...], compiler: Compiler) -> bytes:
             file.write_text(source)
         library = Path(folder, "library.so")
         if len(files) == 1:
-            _wait([_start(compiler, ["-shared", "-o", str(library), str(files[0]), "-lm"])])
+            _wait([_start(compiler, [*flags, "-shared", "-o", str(library), str(files[0]), "-lm"])])
             return library.read_bytes()
         objects = [file.with_suffix(".o") for file in files]
         _wait(
             [
-                _start(compiler, ["-c", "-o", str(target), str(file)])
+                _start(compiler, [*flags, "-c", "-o", str(target), str(file)])
                 for target, file in zip(objects, files, strict=True)
             ]
         )

@@ -61,17 +61,17 @@ def has_products() -> bool:
     return all(_address(name) for name in _BLAS)
 
 
-def load(contents: bytes) -> ctypes.CDLL:
-    """Load a library that is in no store."""
+def load(contents: bytes, multiply: int = 0) -> ctypes.CDLL:
+    """Load a library that is in no store; it multiplies by the function at that address, if any."""
     with tempfile.TemporaryDirectory(prefix="lynx-") as folder:
         path = Path(folder, "library.so")
         path.write_bytes(contents)
-        return _bound(ctypes.CDLL(str(path)))
+        return _bound(ctypes.CDLL(str(path)), multiply)
 
 
-def _bound(library: ctypes.CDLL) -> ctypes.CDLL:
-    table = (ctypes.c_void_p * (len(_POOL) + len(_BLAS)))(*_functions())
-    library.lynx_bind(table)
+def _bound(library: ctypes.CDLL, multiply: int) -> ctypes.CDLL:
+    functions = (*_functions(), multiply)
+    library.lynx_bind((ctypes.c_void_p * len(functions))(*functions))
     return library
 
 
@@ -80,27 +80,27 @@ def seal(contents: bytes) -> bytes:
     return contents + hashlib.sha256(contents).digest()
 
 
-def find(store: ArtifactStore, key: str) -> ctypes.CDLL | None:
+def find(store: ArtifactStore, key: str, multiply: int = 0) -> ctypes.CDLL | None:
     """Load a library from the store; None if there is none, or none that is whole."""
     path = store.find(KIND, key)
-    return _load_sealed(path) if path is not None else None
+    return _load_sealed(path, multiply) if path is not None else None
 
 
-def _load_sealed(path: Path) -> ctypes.CDLL | None:
+def _load_sealed(path: Path, multiply: int) -> ctypes.CDLL | None:
     try:
         contents = path.read_bytes()
         if hashlib.sha256(contents[:-_DIGEST]).digest() != contents[-_DIGEST:]:
             return None
-        return _bound(ctypes.CDLL(str(path)))
+        return _bound(ctypes.CDLL(str(path)), multiply)
     except (OSError, AttributeError):
         return None
 
 
-def put(store: ArtifactStore, key: str, contents: bytes) -> ctypes.CDLL:
+def put(store: ArtifactStore, key: str, contents: bytes, multiply: int = 0) -> ctypes.CDLL:
     """Write a library to the store and load it from there."""
     path = store.put(KIND, key, seal(contents))
-    library = _load_sealed(path)
-    return library if library is not None else load(contents)
+    library = _load_sealed(path, multiply)
+    return library if library is not None else load(contents, multiply)
 
 
 def function_of(library: ctypes.CDLL, name: str) -> Callable[[bytes], int]:

@@ -74,6 +74,9 @@ typedef void gemm(const char *, const char *, const i32 *, const i32 *, const i3
                   const void *, const i32 *, const void *, const i32 *, const void *, void *,
                   const i32 *);
 static gemm *lynx_sgemm, *lynx_dgemm;
+struct operands;
+/* Our own product, null where that of the library is used; returns whether it was done. */
+static int (*lynx_multiply)(const struct operands *, i64 threads);
 
 /* Segments only fill tables; optimizing that takes as long as compiling the kernels. */
 #ifdef __clang__
@@ -173,33 +176,71 @@ __attribute__((visibility("default"))) void lynx_bind(void *const *functions) {
   lynx_in_parallel = (int (*)(void))functions[3];
   lynx_sgemm = (gemm *)functions[4];
   lynx_dgemm = (gemm *)functions[5];
+  lynx_multiply = (int (*)(const struct operands *, i64))functions[6];
 }
 """
 
 PRODUCTS = """\
-/* A batch of products as Fortran sees them: columns are contiguous. */
+/* A batch of products of row-major matrices, or of transposed ones: strides are in numbers. */
 struct product {
-  gemm *gemm;
-  char ta, tb;
-  i32 m, n, k, lda, ldb, ldc;
+  i64 size;
   const char *a, *b;
   char *c;
-  i64 batch, step_a, step_b, step_c, size, next;
-  int accumulate;
-  i64 outer, far_a, far_b, far_c;
+  i64 m, n, k;
+  i64 a_row, a_term, b_column, b_term, c_row, c_column;
+  i64 accumulate;
+  i64 batch, a_step, b_step, c_step;
+  i64 outer, a_far, b_far, c_far;
+  i64 next;
 };
 
-INLINE void lynx_multiply(const struct product *p, i64 at) {
-  const f32 one_f32 = 1, beta_f32 = (f32)p->accumulate;
-  const f64 one_f64 = 1, beta_f64 = p->accumulate;
-  const void *one = p->size == 4 ? (const void *)&one_f32 : &one_f64;
-  const void *beta = p->size == 4 ? (const void *)&beta_f32 : &beta_f64;
+/* What lynx_multiply is given. */
+struct operands {
+  i64 m, n, k;
+  const char *a, *b;
+  char *c;
+  i64 a_row, a_term, b_column, b_term, c_row, c_column, accumulate;
+};
+
+/* A matrix as Fortran sees it, whose columns are contiguous: whether it is transposed, and the
+   distance of columns. Where both strides are 1 one size is 1, and either will do. */
+INLINE i32 lynx_leading(i64 row, i64 column, i64 rows, i64 columns, char *transposed) {
+  const int is_columns = row == 1 && (column != 1 || columns == 1);
+  *transposed = is_columns ? 'N' : 'T';
+  return (i32)lynx_max(is_columns ? column : row, lynx_max(1, is_columns ? rows : columns));
+}
+
+static void lynx_by_library(const struct operands *x, i64 size) {
+  const f32 one_f32 = 1, beta_f32 = (f32)x->accumulate;
+  const f64 one_f64 = 1, beta_f64 = (f64)x->accumulate;
+  const void *one = size == 4 ? (const void *)&one_f32 : &one_f64;
+  const void *beta = size == 4 ? (const void *)&beta_f32 : &beta_f64;
+  char ta, tb, tc;
+  const i32 lda = lynx_leading(x->a_row, x->a_term, x->m, x->k, &ta);
+  const i32 ldb = lynx_leading(x->b_term, x->b_column, x->k, x->n, &tb);
+  const i32 ldc = lynx_leading(x->c_row, x->c_column, x->m, x->n, &tc);
+  const i32 m = (i32)x->m, n = (i32)x->n, k = (i32)x->k;
+  gemm *const run = size == 4 ? lynx_sgemm : lynx_dgemm;
+  if (tc == 'N') {
+    run(&ta, &tb, &m, &n, &k, one, x->a, &lda, x->b, &ldb, beta, x->c, &ldc);
+    return;
+  }
+  /* The result has contiguous rows: c^T = b^T a^T. */
+  ta = ta == 'N' ? 'T' : 'N';
+  tb = tb == 'N' ? 'T' : 'N';
+  run(&tb, &ta, &n, &m, &k, one, x->b, &ldb, x->a, &lda, beta, x->c, &ldc);
+}
+
+INLINE void lynx_multiply_one(const struct product *p, i64 at, i64 threads) {
   const i64 far = at / p->batch, near = at % p->batch;
-  const char *a = p->a + (far * p->far_a + near * p->step_a) * p->size;
-  const char *b = p->b + (far * p->far_b + near * p->step_b) * p->size;
-  char *c = p->c + (far * p->far_c + near * p->step_c) * p->size;
-  p->gemm(&p->ta, &p->tb, &p->m, &p->n, &p->k, one, a, &p->lda, b, &p->ldb, beta, c,
-          &p->ldc);
+  const struct operands x = {
+      p->m, p->n, p->k,
+      p->a + (far * p->a_far + near * p->a_step) * p->size,
+      p->b + (far * p->b_far + near * p->b_step) * p->size,
+      p->c + (far * p->c_far + near * p->c_step) * p->size,
+      p->a_row, p->a_term, p->b_column, p->b_term, p->c_row, p->c_column, p->accumulate};
+  if (p->size == 4 && lynx_multiply && lynx_multiply(&x, threads)) return;
+  lynx_by_library(&x, p->size);
 }
 
 static void lynx_product_member(void *argument) {
@@ -207,7 +248,7 @@ static void lynx_product_member(void *argument) {
   for (;;) {
     const i64 at = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED);
     if (at >= p->batch * p->outer) break;
-    lynx_multiply(p, at);
+    lynx_multiply_one(p, at, 1);
   }
 }
 
@@ -216,11 +257,11 @@ __attribute__((noinline, unused)) static void lynx_product(struct product *p) {
   const i64 count = p->batch * p->outer;
   if (p->m <= 0 || p->n <= 0 || count <= 0) return;
   const f64 work = (f64)p->m * p->n * (f64)lynx_max(1, p->k);
-  const int threads = count > 1 && work * (f64)count > 1e6 ? lynx_threads() : 1;
-  if (threads > 1 && (count >= 4 * threads || work < 2e6)) {
+  const int threads = work * (f64)count > 4e5 ? lynx_threads() : 1;
+  if (threads > 1 && count > 1 && (count >= 4 * threads || work < 2e6)) {
     lynx_fork(lynx_product_member, p, (unsigned)threads, 0);
     return;
   }
-  for (i64 at = 0; at < count; ++at) lynx_multiply(p, at);
+  for (i64 at = 0; at < count; ++at) lynx_multiply_one(p, at, work > 4e5 ? threads : 1);
 }
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import functools
 import hashlib
@@ -16,7 +17,7 @@ from lynx.ir.kernel import Buffer, Kernel
 from lynx.ir.native import KernelCall, NativeFunction, Pointer, ProductCall, Segment
 from lynx.ir.store import ArtifactStore
 
-from . import library
+from . import gemm, library
 from .compiler import BuildError, Compiler, build, check, find_compiler, key_of
 from .integers import division_text
 from .math import helpers_text
@@ -26,7 +27,7 @@ from .products import product_lines
 from .steps import Barriers, Functions, KernelSteps, Step, steps_of
 from .text import dim, product_text
 
-VERSION = "1"
+VERSION = "2"
 """Part of the key of what is stored; a new one when the way of calling a library changes."""
 
 KERNELS_PER_UNIT = 30
@@ -57,11 +58,13 @@ def compile_segments(
     store: ArtifactStore | None = None,
     compiler: str | None = None,
     units: int = 2,
+    products: str = "auto",
 ) -> tuple[NativeFunction, ...]:
     """Compile the segments of a program together, or load what a store has of them.
 
     `compiler` is a name or a path; without it the first that is found is taken. Large programs are
-    compiled in as many as `units` pieces at once. Raises `KernelBuildError` with the kernels at
+    compiled in as many as `units` pieces at once. `products` says who multiplies matrices, one of
+    `gemm.PRODUCTS`. Raises `KernelBuildError` with the kernels at
     fault, and `CompileError` with code "no-compiler".
     """
     if not segments:
@@ -69,7 +72,7 @@ def compile_segments(
     program = Program()
     program.print(segments)
     sources = program.sources(units)
-    loaded = _load(program, sources, find_compiler(compiler), store)
+    loaded = _load(program, sources, find_compiler(compiler), store, products)
     text = "\n".join(sources)
     messages = tuple(program.messages)
     return tuple(
@@ -79,18 +82,30 @@ def compile_segments(
 
 
 def _load(
-    program: Program, sources: tuple[str, ...], compiler: Compiler, store: ArtifactStore | None
+    program: Program,
+    sources: tuple[str, ...],
+    compiler: Compiler,
+    store: ArtifactStore | None,
+    products: str,
 ) -> ctypes.CDLL:
     key = key_of(sources, compiler, VERSION)
-    if store is not None:
-        found = library.find(store, key)
-        if found is not None:
-            return found
-    try:
-        contents = build(sources, compiler)
-    except BuildError as error:
-        raise _explained(program, sources, compiler, error) from error
-    return library.load(contents) if store is None else library.put(store, key, contents)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        # The first program of a machine builds the product of matrices, beside its own kernels.
+        own = None
+        if program.has_products and gemm.is_wanted(products):
+            own = pool.submit(gemm.address, compiler, store)
+        if store is not None:
+            found = library.find(store, key, own.result() if own else 0)
+            if found is not None:
+                return found
+        try:
+            contents = build(sources, compiler)
+        except BuildError as error:
+            raise _explained(program, sources, compiler, error) from error
+        multiply = own.result() if own else 0
+    if store is None:
+        return library.load(contents, multiply)
+    return library.put(store, key, contents, multiply)
 
 
 def _explained(
