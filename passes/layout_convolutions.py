@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from lynx.ir.ops.convolution import (
 )
 from lynx.ir.ops.elementwise_arithmetic import Copy
 from lynx.ir.ops.layout import Permute
+from lynx.ir.traversal import users
 from lynx.ir.types import DType
 
 from .base import PassContext, Remark, Requirement, register_pass
@@ -24,6 +26,9 @@ from .requirements import IS_GRAPH
 
 _MULTIPLICATIONS = 64
 """How often a convolution must use an element of its input for a copy of the input to pay."""
+
+_REACH = 4
+"""Elementwise operations after a convolution among which a reader of its rows is looked for."""
 
 
 class Channels:
@@ -94,13 +99,14 @@ class LayoutConvolutions:
         if any(spec.saved for spec in module.output_specs) or any(map(_is_backward, module.ops)):
             return module
         channels = Channels(module)
+        readers = users(module)
         ops: list[Op] = []
         mapping: dict[Value, Value] = {}
         copies: dict[Value, Value] = {}
         for op in module.ops:
             current = op.replace_operands(mapping)
             if isinstance(current, Convolution) and not channels.are_last(current.x):
-                reason = _kept(current)
+                reason = _kept(current, is_by_rows=_meets_rows(op, readers))
                 if reason:
                     context.remarks.append(Remark(self.name, reason, op.loc))
                 else:
@@ -119,7 +125,24 @@ def _is_backward(op: Op) -> bool:
     return isinstance(op, ConvolutionBackwardInput | ConvolutionBackwardWeight)
 
 
-def _kept(op: Convolution) -> str:
+def _meets_rows(op: Convolution, readers: Mapping[Value, Sequence[Op]]) -> bool:
+    """Whether what follows reads rows of channels, so that the image is moved in any case."""
+    rank = op.x.tensor_type.rank
+    after = (0, *range(2, rank), 1)
+    current: Value | None = op.out
+    for _ in range(_REACH):
+        if current is None:
+            break
+        found = readers.get(current, ())
+        if any(isinstance(user, Permute) and user.dims == after for user in found):
+            return True
+        current = next(
+            (u.results[0] for u in found if u.is_elementwise and len(u.results) == 1), None
+        )
+    return False
+
+
+def _kept(op: Convolution, is_by_rows: bool) -> str:
     """Return why the input of a convolution stays as it is; nothing if it is to be copied."""
     x = op.x.tensor_type
     if x.rank != 4 or x.device != "cpu":
@@ -134,6 +157,6 @@ def _kept(op: Convolution) -> str:
         return "has images of one element"
     outputs = geometry.weight.shape[0]
     uses = math.prod((*geometry.weight.shape[2:], outputs)) / math.prod(geometry.stride)
-    if uses / op.groups < _MULTIPLICATIONS:
+    if uses / op.groups < _MULTIPLICATIONS and not is_by_rows:
         return "does too little work with each element"
     return ""

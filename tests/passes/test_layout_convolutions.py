@@ -18,6 +18,7 @@ from lynx.ir.ops.convolution import (
 )
 from lynx.ir.ops.elementwise_arithmetic import Add
 from lynx.ir.ops.elementwise_math import Exp
+from lynx.ir.ops.layout import Permute
 from lynx.ir.ops.pooling import MaxPool
 from lynx.ir.program import Program, View
 from lynx.ir.types import DType, TensorType
@@ -91,6 +92,21 @@ def test_copies_only_where_a_chain_begins() -> None:
     after = run(graph, "layout-convolutions")
     # The image, and what the pool gives; the residual sum keeps what it had.
     assert names(after)["copy"] == 2
+    same(graph, after)
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_a_small_convolution_moves_only_with_what_reads_its_rows(by_rows: bool) -> None:
+    network = Network("patches")
+    x = network.image(2, 3, 16, 16)
+    patches = network.emit(
+        Convolution(x, network.filters(8, 3, 2, 2), network.filters(8), stride=(2, 2))
+    )
+    scaled = network.emit(Exp(patches))
+    dims = (0, 2, 3, 1) if by_rows else (0, 1, 3, 2)
+    graph = network.build((network.emit(Permute(scaled, dims)),))
+    after = run(graph, "layout-convolutions")
+    assert names(after)["copy"] == int(by_rows)
     same(graph, after)
 
 
