@@ -133,14 +133,15 @@ def _scores(nest: Nest) -> tuple[dict[str, float], dict[str, str]]:
     """Say how well each axis would be vectorized, and which other axis its strided accesses like.
 
     An access counts for the axis along which it goes through neighbouring elements, and against
-    those along which it strides.
+    those along which it strides; a load counts once for each sweep that will need it.
     """
     scores = dict.fromkeys(nest.axes, 0.0)
     partners: dict[str, str] = {}
     accesses = [i for i in (*nest.body, *nest.effects) if isinstance(i, Load | Store | Partial)]
+    sweeps = _sweeps_of_loads(nest)
     for access in accesses:
         # A store that strides costs more than a load that does.
-        weight = 1.5 if isinstance(access, Store) else 1.0
+        weight = 1.5 if isinstance(access, Store) else float(sweeps.get(access, 1))
         weight *= len(access.domain) / max(1, len(nest.axes))
         strides = strides_of(access.index)
         nearest = next((axis for axis, stride in strides.items() if stride == 1), None)
@@ -157,6 +158,22 @@ def _scores(nest: Nest) -> tuple[dict[str, float], dict[str, str]]:
         if isinstance(size, int) and size < 8:
             scores[axis] = scores[axis] * size / 8 - (100.0 if size <= 1 else 0.0)
     return scores, partners
+
+
+def _sweeps_of_loads(nest: Nest) -> dict[Instruction, int]:
+    """Return for each load how many sweeps need it: one for each depth of what is made of it."""
+    depths: dict[Instruction, int] = {}
+    for instruction in (*nest.body, *nest.effects):
+        sources = [operand.instruction for operand in instruction.operands]
+        depths[instruction] = max((depths[i] + isinstance(i, Reduce) for i in sources), default=0)
+    needed: dict[Instruction, set[int]] = {}
+    for instruction in reversed((*nest.body, *nest.effects)):
+        own = needed.setdefault(instruction, set())
+        if isinstance(instruction, Reduce) or not instruction.results:
+            own = {depths[instruction]}
+        for operand in instruction.operands:
+            needed.setdefault(operand.instruction, set()).update(own)
+    return {i: max(1, len(needed[i])) for i in nest.body if isinstance(i, Load)}
 
 
 def _find_depths(plan: Schedule) -> None:
