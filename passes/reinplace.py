@@ -23,7 +23,6 @@ from lynx.ir.program import (
     Target,
     Write,
     equal_strides,
-    same_strides,
 )
 from lynx.ir.types import TensorType
 
@@ -203,13 +202,17 @@ def _pair(work: _Work, step: Step, dying: list[Value], *, alone: bool = False) -
 
 
 def _same_place(program: Program, a: Value, b: Value) -> bool:
-    """Whether two values have one type and one known layout without gaps."""
+    """Whether two values have one type and one known layout without gaps.
+
+    Strides of dimensions of size 1 count too: what writes over a tensor returns the very tensor, and
+    who is promised strides compares them all.
+    """
     strides = program.strides(a)
     return (
         a.type == b.type
         and strides is not None
         and is_dense(a.shape, strides)
-        and same_strides(a.shape, strides, program.strides(b))
+        and equal_strides(strides, program.strides(b))
     )
 
 
@@ -238,9 +241,52 @@ def _write_directly(work: _Work, write: Write, targets: int, context: PassContex
         message = f"input '{mutation.target.name}' is copied into at the end: {refusal}"
         context.remarks.append(Remark("mutation", message, *([loc] if loc else [])))
         return write
-    strides = work.program.strides(mutation.value)
-    work.places[mutation.value] = Target(strides, mutation.target)
+    work.places.update(_rewrites_of(work, mutation))
+    if mutation.value not in work.places:
+        strides = work.program.strides(mutation.value)
+        work.places[mutation.value] = Target(strides, mutation.target)
     return Write(mutation, "in_place")
+
+
+def _rewrites_of(work: _Work, mutation: Mutation) -> dict[Value, Placement]:
+    """Return the placements of values that an input takes on one after the other.
+
+    Nothing if there is only the last, or if one of them cannot be written over the one before.
+    """
+    program, target = work.program, mutation.target
+    places: dict[Value, Placement] = {}
+    value = mutation.value
+    while value is not target:
+        over = None if value.op is None else _rewritten(work, value, target)
+        if over is None:
+            return {}
+        places[value] = InPlace(program.strides(value), over)
+        value = over
+    return places if len(places) > 1 else {}
+
+
+def _rewritten(work: _Work, value: Value, target: Value) -> Value | None:
+    """Return the operand that a value of an input's chain of values can be written over."""
+    op = value.op
+    assert op is not None, value
+    index = work.program.positions[op]
+    is_placed = any(result in work.places for result in op.results)
+    if is_placed or not isinstance(work.program.placements[value], Arena):
+        return None
+    for operand in dict.fromkeys(op.operands):
+        if operand is target:
+            is_last = work.program.ends[target] == index
+        else:
+            is_last = operand.op is not None and work.dies(index, operand)
+        if (
+            is_last
+            and _same_place(work.program, operand, value)
+            and work.program.bases[operand] is operand
+            and _is_only_reader(work.program, op, operand, operand)
+            and work.can_overwrite(op, value, operand, alone=False)
+        ):
+            return operand
+    return None
 
 
 def _is_alone(work: _Work, mutation: Mutation) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 import threading
@@ -52,6 +53,19 @@ def test_random_programs(graph: Graph, seed: int, flags: tuple[bool, bool]) -> N
     check_run(graph, run, inputs_for(graph, seed + 2))
     for output, before in zip(first, kept, strict=True):
         assert same(output, before), "a later call changed an output"
+
+
+def test_what_is_written_in_place_has_the_strides_that_are_promised() -> None:
+    """Those of dimensions of size 1 too: the operand's are those that `unsqueeze` gives."""
+    builder = Builder("lifted")
+    x = builder.input("x", TensorType(DType.F32, (2,)), InputSpec((1,)))
+    lifted = builder.emit(ops.Unsqueeze(builder.emit(ops.Exp(x)), 0))
+    written = builder.emit(ops.Exp(lifted))
+    after = builder.emit(ops.Exp(written))
+    graph = builder.build((after, written))
+    specs = (OutputSpec((2, 1), False, False, -1), OutputSpec((1, 1), True, True, -1))
+    graph = dataclasses.replace(graph, output_specs=specs)
+    check_run(graph, executable(graph, reinplace=True, plan=False), inputs_for(graph, 0))
 
 
 def chain(length: int = 12, **spec: Any) -> Graph:
