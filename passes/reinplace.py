@@ -204,8 +204,8 @@ def _pair(work: _Work, step: Step, dying: list[Value], *, alone: bool = False) -
 def _same_place(program: Program, a: Value, b: Value) -> bool:
     """Whether two values have one type and one known layout without gaps.
 
-    Strides of dimensions of size 1 count too: what writes over a tensor returns the very tensor, and
-    who is promised strides compares them all.
+    Strides of dimensions of size 1 count too: what writes over a tensor returns the very tensor,
+    and who is promised strides compares them all.
     """
     strides = program.strides(a)
     return (
