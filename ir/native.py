@@ -1,4 +1,8 @@
-"""Native segments: what a back end is asked to do between two calls of torch, in one entry."""
+"""What a back end is asked to compile: native segments between calls of torch, or single launches.
+
+A CPU runs all kernels and products between two calls of torch as one function over addresses, a
+*segment*. On a GPU the host launches each kernel on tensors, and the library has the products.
+"""
 
 from __future__ import annotations
 
@@ -94,3 +98,38 @@ class NativeFunction:
 
 SegmentCompiler: TypeAlias = Callable[[tuple[Segment, ...]], tuple[NativeFunction, ...]]
 """Compiles the segments of a program together; raises `CompileError` with the kernels at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """A kernel to be launched on a device; `is_product` if it multiplies matrices."""
+
+    kernel: Kernel
+    device: str
+    is_product: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A compiled kernel that the host launches.
+
+    `run(tensors, *sizes)` takes a tensor for each buffer, which stands for the memory from its
+    first element on, and the values of `symbols`. It returns False if the device does not take the
+    kernel, with all tensors as they were. A failed check raises `IndexError`, on a GPU later than
+    the call. `source` is the text that was compiled.
+    """
+
+    run: Callable[..., bool]
+    symbols: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Compiles kernels for devices of one type, together.
+
+    `compile` raises `CompileError` with the kernels at fault.
+    """
+
+    device: str
+    compile: Callable[[tuple[LaunchRequest, ...]], tuple[Launch, ...]]

@@ -1,4 +1,4 @@
-"""Check the kernels of segments before a back end compiles them."""
+"""Check kernels before a back end compiles them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from collections.abc import Iterable
 from .errors import InternalError, LynxError
 from .kernel import Kernel
 from .kernel_verifier import verify_kernel
-from .native import KernelCall, NativeFunction, Segment, SegmentCompiler
+from .native import (
+    KernelCall,
+    Launch,
+    Launcher,
+    LaunchRequest,
+    NativeFunction,
+    Segment,
+    SegmentCompiler,
+)
 
 
 class InvalidKernelError(InternalError):
@@ -18,31 +26,46 @@ class InvalidKernelError(InternalError):
         self.kernels = kernels
 
 
-def verified(compiler: SegmentCompiler) -> SegmentCompiler:
-    """Return a segment compiler that raises `InvalidKernelError` instead of compiling nonsense.
+class KernelChecker:
+    """Looks at each kernel once, however often it is called."""
 
-    Each kernel is looked at once, however often it is called.
-    """
-    sound: set[Kernel] = set()
+    def __init__(self) -> None:
+        self._sound: set[Kernel] = set()
 
-    def compile_verified(segments: tuple[Segment, ...]) -> tuple[NativeFunction, ...]:
+    def check(self, kernels: Iterable[Kernel]) -> None:
+        """Raise `InvalidKernelError` if a kernel breaks an invariant."""
         faults: dict[Kernel, LynxError] = {}
-        for kernel in _kernels(segments):
-            if kernel in sound:
+        for kernel in dict.fromkeys(kernels):
+            if kernel in self._sound:
                 continue
             try:
                 verify_kernel(kernel)
             except LynxError as error:
                 faults[kernel] = error
             else:
-                sound.add(kernel)
+                self._sound.add(kernel)
         if faults:
             raise InvalidKernelError(tuple(faults), next(iter(faults.values())))
+
+
+def verified(compiler: SegmentCompiler) -> SegmentCompiler:
+    """Return a segment compiler that raises `InvalidKernelError` instead of compiling nonsense."""
+    checker = KernelChecker()
+
+    def compile_verified(segments: tuple[Segment, ...]) -> tuple[NativeFunction, ...]:
+        calls = (call for segment in segments for call in segment.calls)
+        checker.check(call.kernel for call in calls if isinstance(call, KernelCall))
         return compiler(segments)
 
     return compile_verified
 
 
-def _kernels(segments: Iterable[Segment]) -> dict[Kernel, None]:
-    calls = (call for segment in segments for call in segment.calls)
-    return dict.fromkeys(call.kernel for call in calls if isinstance(call, KernelCall))
+def verified_launcher(launcher: Launcher) -> Launcher:
+    """Return a launcher that raises `InvalidKernelError` instead of compiling nonsense."""
+    checker = KernelChecker()
+
+    def compile_verified(requests: tuple[LaunchRequest, ...]) -> tuple[Launch, ...]:
+        checker.check(request.kernel for request in requests)
+        return launcher.compile(requests)
+
+    return Launcher(launcher.device, compile_verified)

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from lynx.backends.c import compile_segments
 from lynx.backends.reference import call_of, evaluate
 from lynx.ir import Graph, LynxError, UsageError, parse_graph
 from lynx.ir.core import Value
@@ -26,6 +25,7 @@ from lynx.passes import PASSES, Dump, Observer, Timer, parse_pipeline, print_mod
 from lynx.runtime import build
 
 from .cache import MEBIBYTE, DiskStore, describe_cache
+from .generators import generator_of, target_of
 from .inputs import random_inputs
 from .pass_context import pass_context
 from .settings import describe, read_settings
@@ -89,7 +89,8 @@ def _opt(options: argparse.Namespace) -> None:
     observers: list[Observer] = [timer]
     if options.dump:
         observers.append(Dump(Path(options.dump)))
-    result = pipeline.run(graph, pass_context(graph), observers)
+    target = target_of(graph, read_settings().cpu_kernels)
+    result = pipeline.run(graph, pass_context(graph, target), observers)
     print(print_module(result, locations=not options.no_locations), end="")
     if options.time:
         print(timer.table(), file=sys.stderr)
@@ -103,13 +104,14 @@ def _run(options: argparse.Namespace) -> None:
         inputs = random_inputs(graph, options.seed, symbols)
     torch.manual_seed(options.seed)
     expected, _ = evaluate(graph, inputs)
-    context = pass_context(graph)
+    settings = read_settings()
+    context = pass_context(graph, target_of(graph, settings.cpu_kernels))
     program = parse_pipeline(options.pipeline).run(graph, context)
     executable = build(
         program,
         call_of,
         resources=program.resources,
-        native=compile_segments if context.target.generates_code else None,
+        native=generator_of(context.target, settings),
         products=context.target.has_products,
     )
     if options.source:

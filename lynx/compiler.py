@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,19 +10,16 @@ from typing import Any
 
 import torch.fx
 
-from lynx.backends.c import compile_segments
 from lynx.backends.reference import call_of
 from lynx.compat import CONTROL_FLOW_ERRORS, boxed, outside_tracing
 from lynx.importer import import_graph
 from lynx.ir import Graph
 from lynx.ir.errors import CompileError
-from lynx.ir.native import SegmentCompiler
-from lynx.ir.native_verifier import verified
 from lynx.ir.program import Program
 from lynx.passes import Diff, Dump, Observer, PassContext, Reproducer, Timer, parse_pipeline
 from lynx.runtime import build
 
-from .cache import open_store
+from .generators import generator_of, target_of, why_none
 from .graph_cache import cached_graph
 from .pass_context import pass_context
 from .progress import Progress
@@ -59,7 +55,8 @@ def _compile(
     graph = import_graph(module, record.kind)
     record.imported = graph
     record.seconds["import"] = time.perf_counter() - start
-    context = pass_context(graph)
+    target = target_of(graph, settings.cpu_kernels)
+    context = pass_context(graph, target)
     observers = _observers(record, settings)
     program = record.program = _optimized(graph, context, record, settings, observers)
     middle = time.perf_counter()
@@ -67,10 +64,10 @@ def _compile(
         program,
         call_of,
         resources=program.resources,
-        native=_segment_compiler(settings) if context.target.generates_code else None,
-        products=context.target.has_products,
+        native=generator_of(target, settings),
+        products=target.has_products,
     )
-    _note_failures(record, context.target.generates_code, settings.strict)
+    _note_failures(record, settings, why_none(target, settings))
     record.seconds["build"] = time.perf_counter() - middle
     record.seconds["total"] = time.perf_counter() - start
     _report(record, settings, observers)
@@ -101,23 +98,16 @@ def _optimized(
     return program
 
 
-def _note_failures(record: CompiledGraph, generates_code: bool, strict: bool) -> None:
+def _note_failures(record: CompiledGraph, settings: Settings, why_none: str) -> None:
     """Warn of what runs through torch because something did not work; raise it if `strict`."""
     native = record.executable.native
     record.remarks = [*record.remarks, *native.remarks]
     for failure in native.failures:
-        if strict:
+        if settings.strict:
             raise CompileError("not-native", failure)
         RECORDS.warn(f"lynx runs a part of a graph through torch: {failure}")
-    if not generates_code:
-        RECORDS.warn("lynx found no C compiler (gcc, cc or clang): all ops run through torch")
-
-
-def _segment_compiler(settings: Settings) -> SegmentCompiler:
-    compiler = functools.partial(
-        compile_segments, store=open_store(settings), products=settings.products
-    )
-    return verified(compiler) if settings.verify else compiler
+    if why_none:
+        RECORDS.warn(why_none)
 
 
 def run_through_torch(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:

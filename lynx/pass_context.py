@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Sequence
@@ -10,17 +9,16 @@ from typing import Any
 
 import torch
 
-from lynx.backends.c import has_compiler
 from lynx.backends.reference import call_of, covered, run
 from lynx.ir.core import Graph, Op
-from lynx.passes import ConstantInfo, PassContext
+from lynx.passes import ConstantInfo, PassContext, Target
 from lynx.runtime import may_alias
 
-from .target import this_machine
+from .generators import target_of
 
 
-def pass_context(graph: Graph) -> PassContext:
-    """Return the context for compiling a graph on this machine."""
+def pass_context(graph: Graph, target: Target | None = None) -> PassContext:
+    """Return the context for compiling a graph, on this machine unless a target is given."""
     supported = covered()
 
     def evaluate(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
@@ -34,7 +32,7 @@ def pass_context(graph: Graph) -> PassContext:
         can_write_into=lambda op: call_of(op).out is not None,
         may_alias=may_alias,
         supports=lambda kind: kind in supported,
-        target=dataclasses.replace(this_machine(), generates_code=has_compiler()),
+        target=target_of(graph) if target is None else target,
     )
 
 

@@ -22,6 +22,8 @@ MODES: Mapping[str, str] = {
 }
 """For each `mode=` of `torch.compile`, the named pipeline that it runs."""
 
+CPU_KERNELS = ("c", "triton", "none")
+
 
 def _setting(default: Any, environment: str, help: str) -> Any:  # noqa: A002 - the natural name
     return field(default=default, metadata={"environment": environment, "help": help})
@@ -36,6 +38,12 @@ class Settings:
 
     pipeline: str = _setting("default", "LYNX_PIPELINE", "the passes to run, as text or a name")
     verify: bool = _setting(True, "LYNX_VERIFY", "check the program after every pass")
+    cpu_kernels: str = _setting(
+        "c",
+        "LYNX_CPU_KERNELS",
+        "who makes kernels of CPU tensors: c, none (all runs through torch), or triton, as for a "
+        "GPU and run in its interpreter, to try without a GPU what one would run",
+    )
     strict: bool = _setting(False, "LYNX_STRICT", "raise where Lynx would fall back to torch")
     debug: int = _setting(
         0,
@@ -69,6 +77,10 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.debug <= 4:
             raise UsageError("bad-option", f"option 'debug' takes 0 to 4, got {self.debug}")
+        if self.cpu_kernels not in CPU_KERNELS:
+            known = ", ".join(CPU_KERNELS)
+            message = f"option 'cpu_kernels' takes {known}, got {self.cpu_kernels!r}"
+            raise UsageError("bad-option", message)
         if self.products not in PRODUCTS:
             raise UsageError(
                 "bad-option",

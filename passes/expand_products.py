@@ -56,7 +56,7 @@ class ExpandProducts:
     def run(self, module: Graph, context: PassContext) -> Graph:
         """Return the graph with products taken apart."""
         target = context.target
-        if not target.generates_code or target.device != "cpu":
+        if not target.generates_code or not target.is_cpu:
             return module
 
         def is_chosen(op: Op) -> bool:

@@ -68,18 +68,25 @@ class _Fusion:
 
     def _foreign(self, op: Op) -> str:
         """Return why a value of the op is out of a kernel's reach."""
+        devices: dict[str, None] = {}
         for value in (*op.operands, *op.results):
             if not isinstance(value.type, TensorType):
                 continue
             if value.type.sharding is not None:
                 return "is spread over a mesh"
-            if value.type.device.split(":")[0] != self.context.target.device:
-                return f"runs on {value.type.device}"
+            device = value.type.device
+            devices[device] = None
+            # A number that lies in a tensor on the CPU goes with any device, as in eager.
+            is_given = value in op.operands or not op.operands
+            is_number = is_given and device == "cpu" and not value.shape
+            if device.split(":")[0] != self.context.target.device and not is_number:
+                return f"runs on {device}"
             if any(isinstance(size, int) and size == 0 for size in value.type.shape):
                 return "has no elements"
             if not self.bound.issuperset(free_symbols(value.type.shape)):
                 return "has a size that no input tells"
-        return ""
+        devices.pop("cpu", None)
+        return f"runs on {' and '.join(devices)}" if len(devices) > 1 else ""
 
     def _copies(self, op: Op) -> bool:
         """Whether a reshape needs a copy, as far as layouts can be told by now."""

@@ -94,7 +94,7 @@ class LayoutConvolutions:
 
     def run(self, module: Graph, context: PassContext) -> Graph:
         """Return the graph with copies; a kernel that computes an image writes it so at once."""
-        if context.target.device != "cpu" or not context.target.generates_code:
+        if not context.target.is_cpu or not context.target.generates_code:
             return module
         if any(spec.saved for spec in module.output_specs) or any(map(_is_backward, module.ops)):
             return module

@@ -18,7 +18,8 @@ class Target:
     rough, and meant for comparisons only. `native_products` lists the low-precision types that the
     device multiplies at least as fast as `f32`. With `has_products` a segment may call the matrix
     products of the library; with `generates_code` a back end builds kernels, and without it every
-    op runs through torch.
+    op runs through torch. With `launches` the host launches each kernel, as on a GPU, whose library
+    has products of all types.
     """
 
     device: str = "cpu"
@@ -31,6 +32,7 @@ class Target:
     native_products: frozenset[DType] = frozenset()
     has_products: bool = False
     generates_code: bool = False
+    launches: bool = False
 
     @property
     def text(self) -> str:
@@ -42,6 +44,11 @@ class Target:
                 value = tuple(sorted(str(item) for item in value))
             parts.append(f"{field.name}={value}")
         return "; ".join(parts)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether kernels run in native segments, next to the library of a CPU."""
+        return self.device == "cpu" and not self.launches
 
     @property
     def balance(self) -> float:

@@ -65,7 +65,7 @@ def _kept(op: Op, target: Target) -> str:
     type_ = op.results[0].tensor_type
     if not type_.dtype.is_low_precision:
         return f"{type_.dtype} is no low-precision type"
-    if type_.device.partition(":")[0] != target.device or target.device != "cpu":
+    if type_.device.partition(":")[0] != target.device or not target.is_cpu:
         return f"runs on {type_.device}, whose library has products of {type_.dtype}"
     if target.multiplies(type_.dtype):
         return f"the machine multiplies {type_.dtype} natively"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lynx.ir.native import SegmentCompiler
+from lynx.ir.native import Launcher, SegmentCompiler
 from lynx.ir.program import Program
 from lynx.passes.plan_memory import BufferGroup, MemoryReport, memory_report
 
@@ -34,8 +34,8 @@ class Executable:
     memory plan takes. Calls may overlap, in threads and by recursion. Memory of temporary tensors
     is kept for the next call of any program, see `release_memory`.
 
-    `native` is what runs natively: its `segments`, `kernels`, `source`, and in `remarks` and
-    `failures` what does not.
+    `native` is what back ends compiled: its `segments`, `launched`, `kernels`, `source`, and in
+    `remarks` and `failures` what was not.
     """
 
     _boxed_call = True
@@ -95,15 +95,15 @@ def build(
     *,
     resources: Mapping[str, Any] | None = None,
     pool: BlockPool = SHARED_BLOCKS,
-    native: SegmentCompiler | None = None,
+    native: SegmentCompiler | Launcher | None = None,
     products: bool = True,
 ) -> Executable:
     """Return the executable of a program.
 
     `call_of` says how the back end runs an op, `resources` holds the constants of the graph (those
     of the program itself if None). Programs with one `pool` share the memory of their temporary
-    tensors. With `native`, fused ops and, if `products` says so, matrix products are compiled; what
-    does not build runs as `call_of` says.
+    tensors. With `native`, fused ops are compiled and, into segments if `products` says so, matrix
+    products; what does not build runs as `call_of` says.
     """
     given = program.resources if resources is None else resources
     compiled = compile_native(program, given, native, products=products)

@@ -1,32 +1,43 @@
-"""The native part of a program: its segments, what they were compiled to, and what is left."""
+"""The native part of a program: segments or launches, what they were compiled to, what is left."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-from lynx.ir.core import Value
+from lynx.ir.core import Op, Value
 from lynx.ir.dims import is_static
 from lynx.ir.errors import LynxError
 from lynx.ir.kernel import Kernel
-from lynx.ir.native import KernelCall, NativeFunction, SegmentCompiler
+from lynx.ir.native import (
+    KernelCall,
+    Launch,
+    Launcher,
+    LaunchRequest,
+    NativeFunction,
+    SegmentCompiler,
+)
 from lynx.ir.ops.aten import Resource, Symbolic
+from lynx.ir.ops.fusion import Fused
+from lynx.ir.ops.linear import AddProduct, MatrixProduct
 from lynx.ir.program import Program, sources
 from lynx.passes.base import Remark
 
 from .places import Places
-from .segments import NativeSteps, PlacedSegment, form_segments
+from .segments import KernelStep, NativeSteps, PlacedSegment, form_segments
 
 
 @dataclass
 class NativeProgram:
-    """The segments of a program with the functions that run them.
+    """The segments of a program with the functions that run them, or its kernels with the launches.
 
-    `steps` are the indices of all steps that are no call of torch, among them the `empty` ones that
-    have nothing to do; `last` maps the index of the last step of each segment to the segment's.
-    `needed` are the values that must exist as tensors; `places` tells where the others lie.
-    `remarks` says what was refused, and `failures` what did not build.
+    `steps` are the indices of all steps that are no call by tensors, among them the `empty` ones
+    that have nothing to do; `last` maps the last step of each segment to the segment, by indices.
+    `launched` are the kernels that the host launches, by the index of their steps. `needed` are the
+    values that must exist as tensors; `places` tells where the others lie. `remarks` says what was
+    refused, and `failures` what did not build.
     """
 
     program: Program
@@ -34,6 +45,7 @@ class NativeProgram:
     empty: set[int] = field(default_factory=set)
     segments: tuple[PlacedSegment, ...] = ()
     functions: tuple[NativeFunction, ...] = ()
+    launched: dict[int, tuple[KernelStep, Launch]] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -44,24 +56,31 @@ class NativeProgram:
 
     @property
     def kernels(self) -> list[Kernel]:
-        """The kernels of all segments, each once, in order of first use."""
+        """The kernels of all segments and launches, each once, in order of first use."""
         calls = [call for placed in self.segments for call in placed.segment.calls]
-        return list(dict.fromkeys(c.kernel for c in calls if isinstance(c, KernelCall)))
+        called = [call.kernel for call in calls if isinstance(call, KernelCall)]
+        return list(dict.fromkeys([*called, *(step.kernel for step, _ in self.launched.values())]))
 
     @property
     def source(self) -> str:
         """The text that was compiled."""
-        return "\n".join(dict.fromkeys(function.source for function in self.functions))
+        texts = [function.source for function in self.functions]
+        texts += [launch.source for _, launch in self.launched.values()]
+        return "\n".join(dict.fromkeys(texts))
+
+
+_Made: TypeAlias = Mapping[str, Any]
+"""Fields of a `NativeProgram` that a back end has made."""
 
 
 def compile_native(
     program: Program,
     resources: Mapping[str, Any],
-    native: SegmentCompiler | None,
+    native: SegmentCompiler | Launcher | None,
     *,
     products: bool = True,
 ) -> NativeProgram:
-    """Compile what a program can run natively, matrix products among it if `products` says so.
+    """Compile the kernels of a program, and its matrix products if `products` says so.
 
     A kernel that does not build is left to torch, and the rest is tried again; whatever else goes
     wrong leaves all of it to torch.
@@ -69,13 +88,18 @@ def compile_native(
     places = Places(program, resources)
     if native is None:
         return NativeProgram(program, places)
-    steps = NativeSteps(program, places, products=products)
+    make: Callable[[NativeSteps], _Made]
+    if isinstance(native, Launcher):
+        steps = NativeSteps(program, places, device=native.device, products=False)
+        make = functools.partial(_launches, launcher=native)
+    else:
+        steps = NativeSteps(program, places, products=products)
+        make = functools.partial(_segments, compiler=native)
     remarks = steps.refused
     failures: list[str] = []
     while steps.found:
-        segments = form_segments(steps)
         try:
-            functions = native(tuple(placed.segment for placed in segments))
+            made = make(steps)
         except (LynxError, OSError) as error:
             failures.append(str(error))
             dropped = steps.exclude(getattr(error, "kernels", ()))
@@ -85,8 +109,33 @@ def compile_native(
                 message = f"did not build, runs through torch: {error}"
                 remarks.append(Remark("kernel", message, op.loc))
             continue
-        return NativeProgram(program, places, steps.empty, segments, functions, remarks, failures)
+        return NativeProgram(
+            program, places, steps.empty, remarks=remarks, failures=failures, **made
+        )
     return NativeProgram(program, places, steps.empty, remarks=remarks, failures=failures)
+
+
+def _segments(steps: NativeSteps, compiler: SegmentCompiler) -> _Made:
+    segments = form_segments(steps)
+    functions = compiler(tuple(placed.segment for placed in segments))
+    return {"segments": segments, "functions": functions}
+
+
+def _launches(steps: NativeSteps, launcher: Launcher) -> _Made:
+    """Compile each kernel once for each device."""
+    requests: dict[int, LaunchRequest] = {}
+    kernels = {n: step for n, step in steps.found.items() if isinstance(step, KernelStep)}
+    for index, step in kernels.items():
+        requests[index] = LaunchRequest(step.kernel, step.device, _multiplies(step.op))
+    distinct = tuple(dict.fromkeys(requests.values()))
+    launches = dict(zip(distinct, launcher.compile(distinct), strict=True))
+    return {"launched": {n: (step, launches[requests[n]]) for n, step in kernels.items()}}
+
+
+def _multiplies(op: Op) -> bool:
+    return isinstance(op, Fused) and any(
+        isinstance(part, MatrixProduct | AddProduct) for part in op.body.ops
+    )
 
 
 def _needed(native: NativeProgram) -> set[Value]:

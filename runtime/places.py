@@ -56,9 +56,9 @@ class Places:
         """Return the place of a value, None if that cannot be known."""
         return self._known.get(value)
 
-    def on_cpu(self, value: Value) -> Place | None:
-        """Return the place of a value in memory that native code can reach."""
-        is_near = isinstance(value.type, TensorType) and value.type.device == "cpu"
+    def on(self, device: str, value: Value) -> Place | None:
+        """Return the place of a value in memory that kernels on a device can reach."""
+        is_near = isinstance(value.type, TensorType) and value.type.device == device
         return self._known.get(value) if is_near else None
 
     def anchor(self, value: Value) -> Place | None:

@@ -1,4 +1,4 @@
-"""Which steps of a program run natively, and the segments between two calls of torch they form."""
+"""Which steps of a program kernels run, and the segments between two calls of torch they form."""
 
 from __future__ import annotations
 
@@ -32,10 +32,15 @@ _NOWHERE = Pointer(0)
 
 @dataclass(frozen=True)
 class KernelStep:
-    """A step that runs as a kernel over the memory of these values, one for each buffer."""
+    """A step that runs as a kernel over the memory of these values, one for each buffer.
 
+    Values of no dimensions may lie on the CPU, wherever the kernel runs.
+    """
+
+    op: Op
     kernel: Kernel
     values: tuple[Value, ...]
+    device: str
     loc: Location
 
     def call(self, pointers: tuple[Pointer, ...]) -> NativeCall:
@@ -67,14 +72,18 @@ NativeStep: TypeAlias = KernelStep | ProductStep
 
 
 class NativeSteps:
-    """The steps of a program that can run natively, by index; `refused` says why others cannot.
+    """The steps of a program that kernels can run, by index; `refused` says why others cannot.
 
+    Kernels run on devices of one type; matrix products among the steps are those of segments.
     `empty` are steps whose results have no elements, so that nothing has to run.
     """
 
-    def __init__(self, program: Program, places: Places, *, products: bool = True) -> None:
+    def __init__(
+        self, program: Program, places: Places, *, device: str = "cpu", products: bool = True
+    ) -> None:
         self.program = program
         self.places = places
+        self.device = device
         self.products = products
         self.factory = KernelFactory()
         self.found: dict[int, NativeStep] = {}
@@ -115,8 +124,11 @@ class NativeSteps:
 
     def _kernel(self, op: Op, fused: Fused, step: Step) -> NativeStep | None:
         """Return the kernel of an op, which is `fused` or means the same."""
-        inputs = [self.places.on_cpu(value) for value in fused.inputs]
-        results = [self.places.on_cpu(value) for value in op.results]
+        device = op.results[0].tensor_type.device
+        if device.partition(":")[0] != self.device:
+            return None
+        inputs = [self._place_of(value, device) for value in fused.inputs]
+        results = [self.places.on(device, value) for value in op.results]
         if any(_is_elsewhere(*pair) for pair in zip(fused.inputs, inputs, strict=True)):
             return None
         if not all(results):
@@ -142,10 +154,17 @@ class NativeSteps:
             return None
         named = {f"x{index}": value for index, value in enumerate(fused.inputs)}
         named |= {f"y{index}": value for index, value in enumerate(op.results)}
-        return KernelStep(kernel, tuple(named[buffer.name] for buffer in kernel.buffers), op.loc)
+        values = tuple(named[buffer.name] for buffer in kernel.buffers)
+        return KernelStep(fused, kernel, values, device, op.loc)
+
+    def _place_of(self, value: Value, device: str) -> Place | None:
+        """Return the place of an input: on the device, or a number in a tensor on the CPU."""
+        if not isinstance(value.type, TensorType) or value.shape:
+            return self.places.on(device, value)
+        return self.places.on(device, value) or self.places.on("cpu", value)
 
     def _product(self, op: MatrixProduct) -> NativeStep | None:
-        a, b, out = (self.places.on_cpu(value) for value in (op.a, op.b, op.out))
+        a, b, out = (self.places.on("cpu", value) for value in (op.a, op.b, op.out))
         if not isinstance(op, PRODUCTS) or a is None or b is None or out is None:
             return None
         strides = (a.strides, b.strides, out.strides)

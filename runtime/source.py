@@ -10,6 +10,7 @@ from lynx.ir.call import Call
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import free_symbols, python_source
 from lynx.ir.errors import InternalError
+from lynx.ir.native import Launch
 from lynx.ir.ops.aten import Aten, Resource, Symbolic
 from lynx.ir.program import (
     Fresh,
@@ -28,7 +29,7 @@ from .dtypes import torch_dtype
 from .lines import Lines
 from .native import NativeProgram
 from .places import Place
-from .segments import PlacedSegment
+from .segments import KernelStep, PlacedSegment
 from .tensors import flat, raise_failure, restrided
 from .torch_internals import direct_call, empty_on_cpu, reinterpreted
 
@@ -147,7 +148,7 @@ class _Writer:
             self.lines.require(free_symbols([op.expr]), op)
             self.lines.add(op, f"{self.lines.locals[op.out]} = {python_source(op.expr)}")
         elif step.is_written:
-            self._written(step)
+            self._written(index, step)
         elif not (is_view and self._anchored(op, op.out)):
             self._called(step)
         for result in op.results:
@@ -197,7 +198,7 @@ class _Writer:
 
     def _flat(self, op: Op, value: Value) -> str:
         """Return the local variable of a tensor that lies as native code expects."""
-        if value not in self.native.places.flattened:
+        if not self._is_flattened(value):
             return self.lines.use(value)
         if value not in self.flats:
             self.flats[value] = self.lines.names.unique(f"{self.lines.locals[value]}_flat")
@@ -205,15 +206,43 @@ class _Writer:
             self.lines.add(op, line)
         return self.flats[value]
 
-    # steps that torch runs
+    # steps over tensors: kernels that the host launches, and what torch runs
 
-    def _written(self, step: Step) -> None:
+    def _written(self, index: int, step: Step) -> None:
         op = step.op
         for result, placement in zip(op.results, step.placements, strict=True):
             self._destination(op, result, placement)
-        if op.is_view:
-            self._copied_view(op)
-            return
+        line = self._copied_view(op) if op.is_view else self._called_into(op)
+        launched = self.native.launched.get(index)
+        if launched is not None:
+            line = f"{self._launch(op, *launched)} or {line}"
+        self.lines.add(op, line)
+
+    def _launch(self, op: Op, step: KernelStep, launch: Launch) -> str:
+        self.lines.require(launch.symbols, op)
+        tensors = "".join(f"{self._memory(op, value, step.device)}, " for value in step.values)
+        name = self.lines.constants.name(launch.run, f"launch_{step.kernel.name}")
+        return f"{name}({', '.join((f'({tensors})', *launch.symbols))})"
+
+    def _memory(self, op: Op, value: Value, device: str) -> str:
+        """Return the source of a tensor on a device whose elements lie as kernels expect."""
+        place = self.native.places.find(value)
+        assert place is not None, value
+        name = self._flat(op, place.root if self._is_flattened(place.root) else value)
+        if place.root is not value and self._is_flattened(place.root):
+            dtype = value.tensor_type.dtype
+            if dtype is not place.root.tensor_type.dtype:
+                name = f"{name}.view({torch_dtype(dtype)})"
+            self.lines.require(free_symbols((*value.shape, *place.strides, place.offset)), op)
+            skipped = f"({python_source(place.offset)}) // {dtype.itemsize}"
+            name = self._reinterpreted(name, value, place, skipped)
+        return name if value.tensor_type.device == device else f"{name}.to({device!r})"
+
+    def _is_flattened(self, value: Value) -> bool:
+        return value in self.native.places.flattened
+
+    def _called_into(self, op: Op) -> str:
+        """Return the call by which torch computes an op into the memory of its results."""
         call = self.call_of(op)
         if call.out is None or len(call.out_names) != len(op.results):
             message = f"'{op.name}' was lowered to write its results, but has no form that does"
@@ -222,7 +251,7 @@ class _Writer:
             name: self.lines.use(result)
             for name, result in zip(call.out_names, op.results, strict=True)
         }
-        self.lines.add(op, self._call(op, call, call.out, outs))
+        return self._call(op, call, call.out, outs)
 
     def _destination(self, op: Op, result: Value, placement: Placement) -> None:
         """Make sure that the local variable of a result holds the tensor to write to."""
@@ -248,8 +277,8 @@ class _Writer:
             else:
                 self.lines.add(op, f"{name} = {self.lines.use(placement.of)}")
 
-    def _copied_view(self, op: Op) -> None:
-        """Write a reshape that no view can express, through the destination in the old shape."""
+    def _copied_view(self, op: Op) -> str:
+        """Return what writes a reshape that no view can express: in the old shape."""
         source, result = op.operands[0], op.out
         shape = self.lines.expressions.dims(source.shape)
         arena = self.lines.owner.get(result)
@@ -257,11 +286,9 @@ class _Writer:
             name = self.lines.names.unique(f"{self.lines.locals[result]}_unshaped")
             arena.lines.append(f"{name} = {self.lines.locals[result]}.view({shape})")
             arena.used[name] = None
-            self.lines.add(op, f"{name}.copy_({self.lines.use(source)})")
-        else:
-            self.lines.require(free_symbols(source.shape), op)
-            target = f"{self.lines.use(result)}.view({shape})"
-            self.lines.add(op, f"{target}.copy_({self.lines.use(source)})")
+            return f"{name}.copy_({self.lines.use(source)})"
+        self.lines.require(free_symbols(source.shape), op)
+        return f"{self.lines.use(result)}.view({shape}).copy_({self.lines.use(source)})"
 
     def _called(self, step: Step) -> None:
         op = step.op

@@ -7,6 +7,7 @@ from .failures import raise_failures
 from .graphs import CudaRecorder, GraphedFunction
 from .interpreter import TritonInterpreter
 from .launch import TritonKernel, launchable
+from .launches import LaunchCompiler
 from .matmul import contraction_of
 from .module import PrintedModule, print_module, print_product_module
 
@@ -14,6 +15,7 @@ __all__ = [
     "CudaRecorder",
     "FusedCall",
     "GraphedFunction",
+    "LaunchCompiler",
     "PrintedModule",
     "Resources",
     "TritonInterpreter",

@@ -7,15 +7,20 @@ rounding to bfloat16, and fast reductions with functions of ours.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO
 
 import torch
 
+from lynx.ir.dims import evaluate
 from lynx.ir.errors import InternalError
 from lynx.ir.kernel import Kernel
 
@@ -37,6 +42,7 @@ class TritonInterpreter:
     """A child process that interprets kernels; use it as a context manager."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._child = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _CHILD],
             stdin=subprocess.PIPE,
@@ -93,12 +99,38 @@ class TritonInterpreter:
         stdin, stdout = self._child.stdin, self._child.stdout
         assert stdin is not None
         assert stdout is not None
-        _send(stdin, (text, name, _packed(arguments)))
-        answer = _receive(stdout)
+        with self._lock:
+            _send(stdin, (text, name, _packed(arguments)))
+            answer = _receive(stdout)
         if isinstance(answer, str):
             raise InternalError("triton-interpreter", f"{answer}\n{text}")
         assert isinstance(answer, list)
         return _unpacked(answer)
+
+
+@functools.cache
+def shared_interpreter() -> TritonInterpreter:
+    """Return the interpreter of this process, which ends with it."""
+    interpreter = TritonInterpreter()
+    atexit.register(interpreter.close)
+    return interpreter
+
+
+@dataclass(frozen=True, eq=False)
+class InterpretedKernel:
+    """A kernel that the interpreter of this process runs on CPU tensors, as a device would."""
+
+    kernel: Kernel
+    printed: PrintedModule
+
+    def launch(self, tensors: Sequence[torch.Tensor], values: Sequence[int]) -> None:
+        """Run on tensors that stand for memory from their first element on."""
+        sizes = dict(zip(self.kernel.symbols, values, strict=True))
+        flat = [
+            tensor.detach().as_strided((evaluate(buffer.extent, sizes),), (1,))
+            for tensor, buffer in zip(tensors, self.kernel.buffers, strict=True)
+        ]
+        shared_interpreter().run_module(self.printed, flat, values)
 
 
 def _send(stream: BinaryIO | Any, message: object) -> None:

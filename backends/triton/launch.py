@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import linecache
@@ -39,22 +40,22 @@ class TritonKernel:
 
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> None:
         """Launch on these tensors, in the order of the kernel's buffers."""
+        self.launch(tensors, [sizes[symbol] for symbol in self.symbols])
+
+    def launch(self, tensors: Sequence[torch.Tensor], values: Sequence[int]) -> None:
+        """Launch on these tensors, with the values of `symbols`."""
         run: Callable[..., None] = self.namespace["run"]
-        values = [sizes[symbol] for symbol in self.symbols]
         if not tensors:
             return
         device = tensors[0].device
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                self._run(run, tensors, values, device)
-        else:
+        with current_device(device):
             self._run(run, tensors, values, device)
 
     def _run(
         self,
         run: Callable[..., None],
         tensors: Sequence[torch.Tensor],
-        values: list[int],
+        values: Sequence[int],
         device: torch.device,
     ) -> None:
         if not self.printed.messages:
@@ -66,6 +67,16 @@ class TritonKernel:
         failures.before_call()
         run(*tensors, failures.flags, *values)
         failures.after_call()
+
+
+def current_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which launches go to a device; nothing to do for the current one."""
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return _NOTHING
+    return torch.cuda.device(device)
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 def launchable(
