@@ -58,14 +58,15 @@ def expand_addmm(
 
 @rule
 def expand_addcmul(op: Addcmul | Addcdiv) -> Value:
-    """Scale the first factor, multiply or divide, and add.
+    """Scale the first factor, multiply or divide, and add; a 0-dim tensor of another type is cast.
 
     addcmul(x, a, b)  ==>  x + value * a * b
     """
     type_ = op.out.tensor_type
-    scaled = _scaled(wide(op.a), op.value, type_)
-    term = scaled * wide(op.b) if isinstance(op, Addcmul) else scaled / wide(op.b)
-    return (wide(op.x) + term).to(type_.dtype)
+    x, a, b = (wide(Number(operand).to(type_.dtype)) for operand in (op.x, op.a, op.b))
+    scaled = _scaled(a, op.value, type_)
+    term = scaled * b if isinstance(op, Addcmul) else scaled / b
+    return (x + term).to(type_.dtype)
 
 
 LINEAR_RULES: tuple[Rule, ...] = (expand_addmm, expand_addcmul)

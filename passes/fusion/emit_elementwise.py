@@ -7,6 +7,7 @@ from collections.abc import Generator
 from typing import Any
 
 from lynx.ir.core import Number, Op, Operand, Value
+from lynx.ir.dims import is_equal
 from lynx.ir.kernel import KernelBuilder, Scalar
 from lynx.ir.kernel_functions import FUNCTIONS
 from lynx.ir.ops import elementwise_arithmetic as arithmetic
@@ -18,8 +19,9 @@ from lynx.ir.types import DType, ScalarType, TensorType
 from .coordinates import ZERO, Coordinates
 from .emit import Emission, Emitter, Want, emits
 
-_OPMATH = ("add", "sub", "mul", "div")
-"""Functions for which torch does not round a number, or a 0-dim operand, to low precision first."""
+_UNROUNDED = ("mul", "div")
+"""Functions for which torch on CPUs does not round a number, or a 0-dim second operand, to low
+precision first; on other devices it rounds neither operand of these, nor of sums."""
 
 
 def computing_dtype(dtype: DType) -> DType:
@@ -59,6 +61,19 @@ def argument(
 def number(builder: KernelBuilder, value: Number, dtype: DType, wide: DType) -> Scalar:
     """Return a number, rounded to one type, in another."""
     return builder.convert(builder.constant(value, dtype), wide)
+
+
+def keeps_number(op: Op, field: str) -> bool:
+    """Whether torch computes with a number, or a 0-dim tensor of another type, as it is given.
+
+    That is for the functions that torch computes in `f32` if their operands are of low precision;
+    `aten/src/ATen/native/cpu/BinaryOpsKernel.cpp` for CPUs.
+    """
+    return not _is_on_cpu(op) or (op.name.startswith(_UNROUNDED) and field == "y")
+
+
+def _is_on_cpu(op: Op) -> bool:
+    return op.results[0].tensor_type.device.split(":")[0] == "cpu"
 
 
 def result_dtype(op: Op) -> DType:
@@ -115,7 +130,8 @@ def _plain(emitter: Emitter, op: Any, want: Want) -> Emission:
     arguments = []
     for field in op.operand_fields:
         operand = getattr(op, field)
-        scalar = yield from argument(emitter, want, operand, dtype, exact=name in _OPMATH)
+        exact = name in _UNROUNDED and keeps_number(op, field)
+        scalar = yield from argument(emitter, want, operand, dtype, exact=exact)
         arguments.append(scalar)
     return (apply(emitter.builder, name, *arguments, dtype=result_dtype(op)),)
 
@@ -124,15 +140,16 @@ def _plain(emitter: Emitter, op: Any, want: Want) -> Emission:
 def _sum(emitter: Emitter, op: Any, want: Want) -> Emission:
     """`x + alpha * y`; truth values are joined by or."""
     dtype = op.common_dtype()
-    x = yield from argument(emitter, want, op.x, dtype, exact=True)
-    y = yield from argument(emitter, want, op.y, dtype, exact=True)
+    x = yield from argument(emitter, want, op.x, dtype, exact=keeps_number(op, "x"))
+    y = yield from argument(emitter, want, op.y, dtype, exact=keeps_number(op, "y"))
     builder = emitter.builder
     if dtype is DType.BOOL:
         if op.alpha == 0:
             return (x,)
         return (builder.apply("or", x, y, dtype=dtype),)
     if op.alpha != 1:
-        alpha = builder.constant(_as(op.alpha, y.dtype), y.dtype)
+        value = _as(op.alpha, y.dtype)
+        alpha = number(builder, value, y.dtype if keeps_number(op, "alpha") else dtype, y.dtype)
         y = builder.apply("mul", alpha, y, dtype=y.dtype)
     return (apply(builder, op.name, x, y, dtype=dtype),)
 
@@ -144,8 +161,8 @@ def _as(value: float, dtype: DType) -> Number:
 @emits(arithmetic.Multiply)
 def _product(emitter: Emitter, op: Any, want: Want) -> Emission:
     dtype = op.common_dtype()
-    x = yield from argument(emitter, want, op.x, dtype, exact=True)
-    y = yield from argument(emitter, want, op.y, dtype, exact=True)
+    x = yield from argument(emitter, want, op.x, dtype, exact=keeps_number(op, "x"))
+    y = yield from argument(emitter, want, op.y, dtype, exact=keeps_number(op, "y"))
     name = "and" if dtype is DType.BOOL else "mul"
     return (apply(emitter.builder, name, x, y, dtype=dtype),)
 
@@ -156,13 +173,73 @@ def _refuse_division(op: Any) -> str:
     return "divides by zero" if not isinstance(op.y, Value) and op.y == 0 else ""
 
 
-@emits(arithmetic.DivideRounded, arithmetic.Remainder, arithmetic.Fmod, unless=_refuse_division)
-def _division(emitter: Emitter, op: Any, want: Want) -> Emission:
+@emits(arithmetic.Remainder, arithmetic.Fmod, unless=_refuse_division)
+def _remainder(emitter: Emitter, op: Any, want: Want) -> Emission:
     dtype = op.common_dtype()
     x = yield from argument(emitter, want, op.x, dtype)
     y = yield from argument(emitter, want, op.y, dtype)
-    name = f"{op.rounding}_div" if isinstance(op, arithmetic.DivideRounded) else op.name
-    return (apply(emitter.builder, name, x, y, dtype=dtype),)
+    return (apply(emitter.builder, op.name, x, y, dtype=dtype),)
+
+
+@emits(arithmetic.DivideRounded, unless=_refuse_division)
+def _division(emitter: Emitter, op: arithmetic.DivideRounded, want: Want) -> Emission:
+    """Torch rounds after each step of dividing low precision, unless the divisor is one number."""
+    dtype = op.common_dtype()
+    builder = emitter.builder
+    x = yield from argument(emitter, want, op.x, dtype, exact=keeps_number(op, "x"))
+    y = yield from argument(emitter, want, op.y, dtype, exact=keeps_number(op, "y"))
+    is_number = not isinstance(op.y, Value) or all(is_equal(size, 1) for size in op.y.shape)
+    if not dtype.is_low_precision or is_number or not _is_on_cpu(op):
+        return (apply(builder, f"{op.rounding}_div", x, y, dtype=dtype),)
+    steps = _Steps(builder, dtype)
+    quotient = steps("div", x, y)
+    whole = _floor(steps, x, y, quotient) if op.rounding == "floor" else steps("trunc", quotient)
+    return (builder.convert(whole, dtype),)
+
+
+class _Steps:
+    """Applies functions to low precision in `f32`, rounding each result."""
+
+    def __init__(self, builder: KernelBuilder, dtype: DType) -> None:
+        self.builder = builder
+        self.dtype = dtype
+
+    def __call__(self, function: str, *arguments: Scalar) -> Scalar:
+        """Return the rounded result, in `f32` again; predicates give truth values."""
+        if FUNCTIONS[function].is_predicate:
+            return self.builder.apply(function, *arguments, dtype=DType.BOOL)
+        wide = arguments[-1].dtype
+        result = self.builder.apply(function, *arguments, dtype=wide)
+        return self.builder.convert(self.builder.convert(result, self.dtype), wide)
+
+    def constant(self, value: float) -> Scalar:
+        """Return a number in `f32`."""
+        return self.builder.constant(value, DType.F32)
+
+
+def _floor(steps: _Steps, x: Scalar, y: Scalar, quotient: Scalar) -> Scalar:
+    """Return the floor of `x / y` in the steps of `div_floor_floating_vec` of torch."""
+    builder = steps.builder
+
+    def choose(condition: Scalar, a: Scalar, b: Scalar) -> Scalar:
+        return builder.apply("where", condition, a, b, dtype=DType.F32)
+
+    def both(a: Scalar, b: Scalar, how: str = "and") -> Scalar:
+        return builder.apply(how, a, b, dtype=DType.BOOL)
+
+    zero, one, infinity = map(steps.constant, (0.0, 1.0, math.inf))
+    rest = steps("fmod", x, y)
+    overflows = both(
+        steps("eq", steps("abs", quotient), infinity), steps("ne", steps("abs", x), infinity)
+    )
+    found = steps("div", choose(overflows, x, steps("sub", x, rest)), y)
+    differ = both(steps("lt", y, zero), steps("lt", rest, zero), "xor")
+    found = choose(both(steps("ne", rest, zero), differ), steps("sub", found, one), found)
+    whole = steps("floor", found)
+    is_above = steps("gt", steps("sub", found, whole), steps.constant(0.5))
+    whole = choose(is_above, steps("add", whole, one), whole)
+    whole = choose(steps("eq", found, zero), steps("copysign", zero, quotient), whole)
+    return choose(steps("eq", y, zero), quotient, whole)
 
 
 def _refuse_power(op: arithmetic.Power) -> str:
@@ -318,9 +395,11 @@ def _add_scaled(emitter: Emitter, op: Any, want: Want) -> Emission:
     """`x + value * a * b` or `x + value * a / b`, from left to right."""
     dtype = op.common_dtype()
     builder = emitter.builder
-    x = yield from argument(emitter, want, op.x, dtype, exact=True)
-    a = yield from argument(emitter, want, op.a, dtype, exact=True)
-    b = yield from argument(emitter, want, op.b, dtype, exact=True)
+    terms = []
+    for field in ("x", "a", "b"):
+        term = yield from argument(emitter, want, getattr(op, field), dtype)
+        terms.append(term)
+    x, a, b = terms
     value = builder.constant(_as(op.value, x.dtype), x.dtype)
     scaled = builder.apply("mul", value, a, dtype=x.dtype)
     function = "mul" if isinstance(op, arithmetic.Addcmul) else "div"
