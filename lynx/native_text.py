@@ -1,4 +1,4 @@
-"""Describe the native part of a program: its segments, the calls in them, and what fell back."""
+"""Describe what back ends compiled of a program: segments, launches, and what fell back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _PLACES = 3
 
 
 def describe_native(native: NativeProgram) -> Iterator[str]:
-    """Yield a line for each segment, and below it one for each kernel or product that it runs."""
+    """Yield a line for each segment, and below it one for each kernel or product that it runs.
+
+    Kernels that the host launches come below one line.
+    """
     for placed in native.segments:
         calls = placed.segment.calls
         kernels = sum(isinstance(call, KernelCall) for call in calls)
@@ -25,6 +28,10 @@ def describe_native(native: NativeProgram) -> Iterator[str]:
         for index, call in zip(placed.steps, calls, strict=True):
             op = native.program.steps[index].op
             yield f"  {_describe(call)}{_place(op)}"
+    if native.launched:
+        yield f"{len(native.launched)} launches of {len(native.kernels)} kernels"
+    for index, (step, _) in native.launched.items():
+        yield f"  {_describe_kernel(step.kernel)}{_place(native.program.steps[index].op)}"
     for failure in native.failures:
         yield f"did not build: {failure.splitlines()[0]}"
 
@@ -34,7 +41,10 @@ def _describe(call: NativeCall) -> str:
         sizes = _sizes((call.m, call.k, call.n))
         batch = "" if call.batch == 1 else f"{format_dim(call.batch)} times "
         return f"product of {call.dtype}, {batch}{sizes}"
-    kernel = call.kernel
+    return _describe_kernel(call.kernel)
+
+
+def _describe_kernel(kernel: Kernel) -> str:
     sizes = _sizes(axis.size for axis in kernel.axes) or "one element"
     return f"{kernel.name} over {sizes}, {_traffic(kernel)}"
 
