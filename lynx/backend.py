@@ -8,9 +8,11 @@ from typing import Any
 import torch
 import torch.fx
 
+from lynx.backends.c import build_products_early
 from lynx.compat import CONTROL_FLOW_ERRORS, aot_autograd
 from lynx.passes import parse_pipeline
 
+from .cache import open_store
 from .compiler import compile_graph
 from .decompositions import decompositions
 from .normalize import normalize
@@ -34,6 +36,7 @@ def lynx(
     settings = read_settings(options, mode)
     parse_pipeline(settings.pipeline)  # so that a mistake in it is found before any work
     try:
+        build_products_early(settings.products, open_store(settings))
         module = normalize(graph_module)
         RECORDS.announce(recognise(module, settings.fused_loss_bytes))
         return _compile(module, inputs, settings)

@@ -2,6 +2,7 @@
 
 from .compiler import Compiler, find_compiler
 from .gemm import PRODUCTS
+from .gemm import build_early as build_products_early
 from .library import has_products
 from .segment import KernelBuildError, compile_segments, has_compiler
 
@@ -9,6 +10,7 @@ __all__ = [
     "PRODUCTS",
     "Compiler",
     "KernelBuildError",
+    "build_products_early",
     "compile_segments",
     "find_compiler",
     "has_compiler",

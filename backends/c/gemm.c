@@ -23,7 +23,7 @@ enum {
   TALL = (192 / ROWS) * ROWS,       /* rows of a that stay in L2 */
   WIDE = (256 / COLUMNS) * COLUMNS, /* columns of b that stay in L2 */
   SHARED = 1 << 20,                 /* numbers that are packed for all threads at once */
-  FEW = 8,                          /* rows up to which packing the other operand does not pay */
+  FEW = 8, /* rows up to which packing the columns of b does not pay; of its rows half as many */
 };
 
 typedef long long i64;
@@ -253,21 +253,24 @@ static void give_back(f32 *memory) {
   free(__atomic_exchange_n(&kept, (struct memory *)memory - 1, __ATOMIC_RELEASE));
 }
 
-/* The sums of a few rows of a with COUNT columns of b, along which both are contiguous. */
-INLINE void dots(int rows, int count, i64 k, const f32 *a, i64 a_row, const f32 *b, i64 b_column,
-                 f32 *c, i64 c_row, i64 c_column, i64 accumulate) {
+/* The sums of `rows` rows of a, of which `real` are there, with `count` columns of b; both are
+   contiguous along the terms. A row that is not there is the last one again. */
+INLINE void dots(int rows, int count, i64 real, i64 k, const f32 *a, i64 a_row, const f32 *b,
+                 i64 b_column, f32 *c, i64 c_row, i64 c_column, i64 accumulate) {
   vector sum[4][4];
+  const f32 *row[4];
+  EACH (int i = 0; i < rows; i++) row[i] = a + smaller(i, real - 1) * a_row;
   EACH (int i = 0; i < rows; i++)
     EACH (int j = 0; j < count; j++) sum[i][j] = (vector){0};
   i64 term = 0;
   for (; term + LANES <= k; term += LANES) {
     EACH (int j = 0; j < count; j++) {
       const vector column = *(const anywhere *)(b + j * b_column + term);
-      EACH (int i = 0; i < rows; i++) sum[i][j] += *(const anywhere *)(a + i * a_row + term) * column;
+      EACH (int i = 0; i < rows; i++) sum[i][j] += *(const anywhere *)(row[i] + term) * column;
     }
   }
-  EACH (int i = 0; i < rows; i++)
-    EACH (int j = 0; j < count; j++) {
+  for (i64 i = 0; i < real; i++)
+    for (int j = 0; j < count; j++) {
       f32 total = 0;
       for (int lane = 0; lane < LANES; lane++) total += sum[i][j][lane];
       for (i64 more = term; more < k; more++) total += a[i * a_row + more] * b[j * b_column + more];
@@ -276,57 +279,62 @@ INLINE void dots(int rows, int count, i64 k, const f32 *a, i64 a_row, const f32 
     }
 }
 
-/* The sums of a few rows of a with neighbouring columns of b, of which each row is contiguous. */
-INLINE void stripe(int rows, int vectors, i64 k, const f32 *a, i64 a_row, const f32 *b, i64 b_term,
-                   f32 *c, i64 c_row, i64 accumulate) {
-  vector sum[4][4];
-  EACH (int i = 0; i < rows; i++)
-    EACH (int j = 0; j < vectors; j++) sum[i][j] = (vector){0};
-  for (i64 term = 0; term < k; term++, b += b_term) {
-    EACH (int j = 0; j < vectors; j++) {
-      __builtin_prefetch(b + 12 * b_term + j * LANES);
-      const vector row = *(const anywhere *)(b + j * LANES);
-      EACH (int i = 0; i < rows; i++) sum[i][j] += a[i * a_row + term] * row;
+/* Adds products of four terms to a row of c; the rows of b are contiguous. */
+INLINE void add_terms(int terms, i64 count, const f32 *a, const f32 *b, i64 b_term, f32 *c) {
+  i64 j = 0;
+  for (; j + LANES <= count; j += LANES) {
+    vector sum = *(anywhere *)(c + j);
+    EACH (int term = 0; term < terms; term++)
+      sum += a[term] * *(const anywhere *)(b + term * b_term + j);
+    *(anywhere *)(c + j) = sum;
+  }
+  for (; j < count; j++) {
+    f32 sum = c[j];
+    for (int term = 0; term < terms; term++) sum += a[term] * b[term * b_term + j];
+    c[j] = sum;
+  }
+}
+
+enum { STRIPE = 8192 }; /* columns of c that stay in the cache while all terms are added */
+
+/* Columns from `start` to `stop` of a product of few rows with b as it lies: row by row, ... */
+static void few_rows_of_rows(const struct operands *x, i64 start, i64 stop) {
+  for (i64 j = start; j < stop; j += STRIPE) {
+    const i64 count = smaller(STRIPE, stop - j);
+    if (!x->accumulate)
+      for (i64 i = 0; i < x->m; i++)
+        for (i64 column = 0; column < count; column++) x->c[i * x->c_row + j + column] = 0;
+    for (i64 term = 0, terms; term < x->k; term += terms) {
+      const f32 *b = x->b + term * x->b_term + j;
+      terms = term + 4 <= x->k ? 4 : 1;
+      for (i64 i = 0; i < x->m; i++) {
+        const f32 *a = x->a + i * x->a_row + term;
+        f32 *c = x->c + i * x->c_row + j;
+        if (terms == 4) add_terms(4, count, a, b, x->b_term, c);
+        else add_terms(1, count, a, b, x->b_term, c);
+      }
     }
   }
-  EACH (int i = 0; i < rows; i++)
-    EACH (int j = 0; j < vectors; j++) {
-      anywhere *to = (anywhere *)(c + i * c_row + j * LANES);
-      if (accumulate) sum[i][j] += *to;
-      *to = sum[i][j];
-    }
 }
 
-/* One sum, wherever its terms lie. */
-static void one(const struct operands *x, i64 i, i64 j) {
-  f32 total = 0;
-  for (i64 term = 0; term < x->k; term++)
-    total += x->a[i * x->a_row + term * x->a_term] * x->b[j * x->b_column + term * x->b_term];
-  f32 *to = x->c + i * x->c_row + j * x->c_column;
-  *to = x->accumulate ? *to + total : total;
-}
-
-/* Columns from `start` to `stop` of a product of few rows, with b as it lies. */
-static void few_rows(const struct operands *x, i64 start, i64 stop) {
-  const int contiguous = x->b_term == 1;
+/* ... or column by column. */
+static void few_rows_of_columns(const struct operands *x, i64 start, i64 stop) {
   for (i64 j = start, count; j < stop; j += count) {
     const f32 *b = x->b + j * x->b_column;
-    const i64 block = contiguous ? 4 : 4 * LANES;
-    count = j + block <= stop ? block : contiguous || j + LANES > stop ? 1 : LANES;
+    count = j + 4 <= stop ? 4 : 1;
     for (i64 i = 0, rows; i < x->m; i += rows) {
       const f32 *a = x->a + i * x->a_row;
       f32 *c = x->c + i * x->c_row + j * x->c_column;
-      rows = count == block ? smaller(4, x->m - i) : 1;
-#define DOTS(R, N) \
-  dots(R, N, x->k, a, x->a_row, b, x->b_column, c, x->c_row, x->c_column, x->accumulate)
-#define STRIPE(R, N) stripe(R, N, x->k, a, x->a_row, b, x->b_term, c, x->c_row, x->accumulate)
-      if (contiguous && count == 1) DOTS(1, 1);
-      else if (count == 1) one(x, i, j);
-      else if (count == LANES) STRIPE(1, 1);
-      else if (rows == 1) contiguous ? DOTS(1, 4) : STRIPE(1, 4);
-      else if (rows == 2) contiguous ? DOTS(2, 4) : STRIPE(2, 4);
-      else if (rows == 3) contiguous ? DOTS(3, 4) : STRIPE(3, 4);
-      else contiguous ? DOTS(4, 4) : STRIPE(4, 4);
+      rows = count == 4 ? smaller(4, x->m - i) : 1;
+#define DOTS(R, N, J)                                                                      \
+  dots(R, N, rows, x->k, a, x->a_row, b + (J)*x->b_column, x->b_column, c + (J)*x->c_column, \
+       x->c_row, x->c_column, x->accumulate)
+      if (count == 1) DOTS(1, 1, 0);
+      else if (rows == 1) DOTS(1, 4, 0);
+      else if (rows == 2) DOTS(2, 4, 0);
+      else
+        /* More sums than these do not fit into the registers. */
+        for (int half = 0; half < 4; half += 2) DOTS(4, 2, half);
     }
   }
 }
@@ -335,8 +343,10 @@ struct few { const struct operands *x; i64 chunk, chunks, next; };
 
 static void few_member(void *argument) {
   struct few *w = argument;
+  void (*const run)(const struct operands *, i64, i64) =
+      w->x->b_term == 1 ? few_rows_of_columns : few_rows_of_rows;
   for (i64 at; (at = take(&w->next)) < w->chunks;)
-    few_rows(w->x, at * w->chunk, smaller(w->x->n, (at + 1) * w->chunk));
+    run(w->x, at * w->chunk, smaller(w->x->n, (at + 1) * w->chunk));
 }
 
 INLINE struct operands swapped(const struct operands *x) {
@@ -353,9 +363,12 @@ int lynx_multiply_f32(const struct operands *given, i64 threads) {
   struct operands x = *given;
   if (x.k <= 0) return 0;
   if (x.n <= FEW && x.m > x.n) x = swapped(&x);
-  if (x.m <= FEW && x.a_term == 1 &&
-      (x.b_term == 1 || (x.b_column == 1 && x.c_column == 1))) {
-    const i64 chunk = (larger(1, smaller(x.n / (4 * threads), 1 << 18 / x.k)) + 63) & ~63LL;
+  const int by_columns = x.b_term == 1, by_rows = x.b_column == 1 && x.c_column == 1;
+  if (x.a_term == 1 && ((by_columns && x.m <= FEW) || (by_rows && x.m <= FEW / 2))) {
+    /* Long rows are read as they come; of columns a few at a time. */
+    const i64 share = x.n / (by_columns ? 4 * threads : threads);
+    const i64 most = by_columns ? (1 << 18) / x.k : share;
+    const i64 chunk = (larger(1, smaller(share, most)) + 63) & ~63LL;
     struct few w = {&x, chunk, pieces(x.n, chunk), 0};
     if (threads > 1)
       fork_threads(few_member, &w, (unsigned)threads, 0);

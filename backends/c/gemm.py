@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import platform
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ from lynx.ir.errors import CompileError
 from lynx.ir.store import ArtifactStore
 
 from . import library
-from .compiler import Compiler, build, key_of, machine_features
+from .compiler import Compiler, build, find_compiler, key_of, machine_features
 
 PRODUCTS = ("auto", "library", "own")
 """Who multiplies `f32` matrices."""
@@ -38,6 +39,16 @@ def is_faster_here() -> bool:
     return "AMD" in words and {"avx2", "fma"} <= words
 
 
+def _renew_lock() -> None:
+    """Free the lock in a forked process, which has none of the threads that may hold it."""
+    global _LOCK  # noqa: PLW0603 - the lock belongs to the process
+    _LOCK = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def is_wanted(products: str) -> bool:
     """Whether `products`, one of `PRODUCTS`, means ours on this machine."""
     return products == "own" or (products == "auto" and is_faster_here())
@@ -54,6 +65,17 @@ def address(compiler: Compiler, store: ArtifactStore | None) -> int:
                 _LOG.warning("matrix products stay with the library: %s", error)
                 _ADDRESSES[key] = 0
         return _ADDRESSES[key]
+
+
+def build_early(products: str, store: ArtifactStore | None) -> None:
+    """Begin to build what `address` will return, beside all else that the caller does."""
+    if not is_wanted(products) or _ADDRESSES or _LOCK.locked():
+        return
+    try:
+        compiler = find_compiler()
+    except CompileError:
+        return
+    threading.Thread(target=address, args=(compiler, store)).start()
 
 
 def _load(key: str, compiler: Compiler, store: ArtifactStore | None) -> int:

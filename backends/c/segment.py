@@ -30,7 +30,7 @@ from .text import dim, product_text
 VERSION = "2"
 """Part of the key of what is stored; a new one when the way of calling a library changes."""
 
-KERNELS_PER_UNIT = 30
+KERNELS_PER_UNIT = 8
 """Functions up to which one file compiles faster than two."""
 
 PARTIAL_LIMIT = 64
