@@ -41,7 +41,7 @@ def is_faster_here() -> bool:
 
 def _renew_lock() -> None:
     """Free the lock in a forked process, which has none of the threads that may hold it."""
-    global _LOCK  # noqa: PLW0603 - the lock belongs to the process
+    global _LOCK
     _LOCK = threading.Lock()
 
 
