@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from .dims import Dim
-from .kernel import Index, Term
+from .kernel import Apply, Constant, Index, Scalar, Term
 
 _MOST_POINTS = 1024
 """How many points are tried one by one, before a proof is given up."""
@@ -57,6 +57,32 @@ def is_injective(index: Index, axes: tuple[str, ...], sizes: Mapping[str, Dim]) 
         for points in itertools.product(*ranges)
     }
     return len(seen) == count
+
+
+def limit_of(scalar: Scalar) -> Dim | None:
+    """Return a number that a scalar stays below, itself not negative; None if that is not evident.
+
+    It is where the scalar is an index that is replaced by 0 unless it was found to be in range.
+    """
+    choice = scalar.instruction
+    if not isinstance(choice, Apply) or choice.function != "where":
+        return None
+    condition, place, other = choice.arguments
+    both = condition.instruction
+    if _number(other) != 0 or not isinstance(both, Apply) or both.function != "and":
+        return None
+    limits: dict[str, Dim | None] = {}
+    for part in (argument.instruction for argument in both.arguments):
+        if isinstance(part, Apply) and part.function in ("ge", "lt") and part.arguments[0] is place:
+            limits[part.function] = _number(part.arguments[1])
+    return limits.get("lt") if limits.get("ge") == 0 else None
+
+
+def _number(scalar: Scalar) -> Dim | None:
+    constant = scalar.instruction
+    if not isinstance(constant, Constant) or isinstance(constant.value, bool | float | complex):
+        return None
+    return constant.value
 
 
 def _is_injective_in_part(

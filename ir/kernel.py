@@ -261,12 +261,17 @@ class Reduce(Instruction):
         return tuple(axis for axis in self.domain if axis not in self.over)
 
 
+STORES = ("set", "last", "add")
+"""How stores combine what several points write to one place."""
+
+
 @dataclass(frozen=True, eq=False)
 class Store(Instruction):
     """Write a scalar to a buffer, at each point of the domain for which `mask` holds.
 
-    With `combine` "set" no two points write one place. With "add" the scalar is added to what is
-    there, for all points in the row-major order of the domain.
+    With `combine` "set" no two points write one place. With "last" several may, and what the last
+    of them in the row-major order of the domain writes stays. With "add" the scalar is added to
+    what is there, for all points in that order.
     """
 
     buffer: Buffer
@@ -280,6 +285,11 @@ class Store(Instruction):
         """The value, the scalars in the index, and the mask."""
         mask = (self.mask,) if self.mask is not None else ()
         return (self.value, *self.index.scalars, *mask)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether several points may write one place, so that their order matters."""
+        return self.combine != "set"
 
 
 @dataclass(frozen=True, eq=False)

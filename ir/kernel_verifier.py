@@ -37,6 +37,7 @@ from .dims import Dim, difference
 from .errors import CompileError
 from .index_range import is_injective, reach
 from .kernel import (
+    STORES,
     Apply,
     Buffer,
     Check,
@@ -221,12 +222,12 @@ class _KernelVerifier:
         if instruction.value.dtype is not buffer.dtype:
             message = f"stores {instruction.value.dtype} to elements of {buffer.dtype}"
             raise self.fail("store-type", message, instruction)
-        if combine not in ("set", "add"):
+        if combine not in STORES:
             raise self.fail("bad-store", f"there is no way '{combine}' to store", instruction)
         if combine == "add" and buffer.dtype is DType.BOOL:
             raise self.fail("bad-store", "truth values are not added", instruction)
         self.check_access(instruction)
-        if combine == "add" or instruction.mask is not None:
+        if instruction.is_ordered or instruction.mask is not None:
             return
         if is_injective(instruction.index, instruction.domain, self.sizes) is False:
             message = f"writes a place of '{buffer.name}' more than once"

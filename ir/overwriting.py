@@ -8,8 +8,10 @@ from .core import Op, Value
 from .dims import Dim, is_equal, product
 from .ops.fusion import Fused, Region
 from .ops.layout import quotient
+from .ops.layout_slicing import SliceScatter
 from .ops.reduction import Reduction
 from .space import Axis, FactorKind, IterationSpace
+from .writing import carried_by, is_write, reads_part_of, written_into
 
 Part: TypeAlias = tuple[int, Dim, Dim]
 """A part of a dimension of the operand: the dimension, how many elements it steps by, its size."""
@@ -23,16 +25,64 @@ def can_overwrite(op: Op, result: Value, operand: Value, *, alone: bool = False)
     An elementwise op reads each element right before it writes it. A fused op may be run in several
     sweeps over its data. All that it reads of the operand, for whichever result, must lie at the
     place that is written by then, and be complete: read in the sweep that writes, or by reductions
-    on which the result depends. If the result is `alone`, that is no other result is written over
-    an operand, the sweep that writes it can be the last, and so all reads are complete.
+    on which the result depends. An op that writes parts of the operand may not read other parts. If
+    the result is `alone`, that is no other result is written over an operand, the sweep that writes
+    it can be the last, and so all reads are complete.
     """
     if not isinstance(op, Fused):
         return op.is_elementwise and len(op.results) == 1
     if operand.type != result.type or op.inputs.count(operand) != 1:
         return False
     body = op.body
-    reads = _Reads(body, body.parameters[op.inputs.index(operand)])
-    return reads.allow(body.results[op.results.index(result)], alone)
+    parameter = body.parameters[op.inputs.index(operand)]
+    inner = body.results[op.results.index(result)]
+    if inner.op is not None and is_write(inner.op):
+        return _writes_parts_of(body, inner, parameter)
+    return _Reads(body, parameter).allow(inner, alone)
+
+
+def _writes_parts_of(region: Region, result: Value, parameter: Value) -> bool:
+    """Whether an op writes parts of a parameter of which it reads, if anything, the same before.
+
+    That can be told of slices: what is written must depend on the old part element by element.
+    """
+    op = result.op
+    assert op is not None, result
+    readers: dict[Value, list[Op]] = {}
+    for other in region.ops:
+        for operand in dict.fromkeys(other.operands):
+            readers.setdefault(operand, []).append(other)
+    done: set[Op] = set()
+    while written_into(op) is parameter and op.operands.count(parameter) == 1:
+        others = [other for other in readers[parameter] if other is not op]
+        found = carried_by(op)
+        if parameter in region.results or len(others) > 1:
+            return False
+        if op is not result.op and op.results[0] in region.results:
+            return False
+        if found is None or not is_write(found.inner):
+            rest = tuple(other for other in region.ops if other not in done and other is not op)
+            kept = tuple(other for other in region.results if other is not result)
+            return not others or _reads_part(Region((), rest, kept), op, others[0])
+        # The part that is written into is a view of the parameter, and all that is read of it.
+        for view in found.above:
+            if others != [view] or parameter in region.results:
+                return False
+            parameter = view.results[0]
+            others = readers[parameter] if view is not found.above[-1] else []
+        done.update((op, *found.below))
+        op = found.inner
+    return False
+
+
+def _reads_part(region: Region, op: Op, reader: Op) -> bool:
+    """Whether an op reads the part that another one replaces, element by element for what it does.
+
+    The part may be one index of a dimension, which is then missing from what is read.
+    """
+    if not isinstance(op, SliceScatter) or not reads_part_of(op, reader):
+        return False
+    return _Reads(region, reader.results[0]).allow(op.source, alone=False)
 
 
 class _Reads:
@@ -55,7 +105,7 @@ class _Reads:
         """Whether this result of the region may take the place of the parameter."""
         if not self.are_aligned or result is self.parameter:
             return False
-        if self.parts.get(result) != self.identity:
+        if not _is_same(self.parts.get(result), self.identity):
             return False
         before = self._ancestors((result,))
         if alone or all(reader in before for reader in self.readers):
@@ -104,6 +154,11 @@ class _Reads:
         """Whether a value still has all elements of the parameter, so that reductions are left."""
         sizes = [size for parts in self.parts.get(value, ()) for _, _, size in parts]
         return is_equal(product(sizes), self.numel)
+
+
+def _is_same(parts: tuple[Parts, ...] | None, others: tuple[Parts, ...]) -> bool:
+    """Whether dimensions run alike, those of size 1 aside."""
+    return parts is not None and [*filter(None, parts)] == [*filter(None, others)]
 
 
 def _whole(dim: int, size: Dim) -> Parts:

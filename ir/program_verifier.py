@@ -4,8 +4,9 @@
     rule for each output and mutation (`step-mismatch`).
 2.  A placement fits the op (`bad-placement`): only tensors are written, never by an `aten` op, and
     by a view op only if it is a reshape that copies; a view lies in operands; what is written in
-    place is elementwise, or fused and read in step, over an operand of the same type and layout; a
-    target is a mutated input, and the result its new value.
+    place is elementwise, or fused and read in step, over an operand of the same type and layout,
+    and in an input only if that is mutated; a target is a mutated input, and the result its new
+    value.
 3.  What is written has a known layout without overlap, of as many bytes as were set aside
     (`bad-layout`).
 4.  Offsets are aligned (`misaligned`) and inside of the arena (`outside-arena`).
@@ -160,6 +161,10 @@ class _Memory:
             base = self.program.bases[value]
             if base is None:
                 raise _error("bad-placement", f"nobody knows in whose memory {value} lies", op)
+            if base.op is None and base not in self.new_values:
+                raise _error(
+                    "bad-placement", f"writes over input '{base.name}', which is to stay", op
+                )
             members = self.members.get(base, [])
             self.members[base] = []
             for member in members:
@@ -297,13 +302,15 @@ class _Memory:
                 self.read(write.mutation.value)
         for write in self.program.writes:
             target, value = write.mutation.target, write.mutation.value
-            written = value.op is not None and isinstance(self.program.placements[value], Target)
-            in_place = written and self.program.bases[value] is target
+            place = None if value.op is None else self.program.placements[value]
+            in_place = isinstance(place, InPlace | Target) and self.program.bases[value] is target
             if in_place != (write.kind == "in_place") or (write.kind == "none") != (
                 value is target
             ):
                 message = f"input '{target.name}' cannot get its value by '{write.kind}'"
                 raise _error("bad-mutation", message)
+            if write.kind == "in_place" and value in self.lost:
+                raise _error("bad-mutation", f"the new value of '{target.name}' was written over")
             if write.kind in ("none", "in_place"):
                 continue
             if write.kind == "copy" and value in self.lost:

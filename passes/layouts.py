@@ -26,6 +26,7 @@ from lynx.ir.ops.layout import (
 from lynx.ir.ops.layout_slicing import Diagonal, Select, Slice, Unfold
 from lynx.ir.program import same_strides
 from lynx.ir.types import TensorType
+from lynx.ir.writing import is_write, written_into
 
 Strides = tuple[Dim, ...]
 Known = Callable[[Value], Strides | None]
@@ -282,9 +283,13 @@ def fused_strides(
     }
     for part in op.body.ops:
         source = inner.get(part.operands[0]) if part.is_view else None
+        target = written_into(part) if is_write(part) else None
+        into = None if target is None else inner.get(target)
         for result in part.results:
             if part.is_view and has_rule(part) and source is not None:
                 inner[result] = view_strides(part, source)
+            elif into is not None and is_dense(result.shape, into):
+                inner[result] = into
             elif isinstance(result.type, TensorType):
                 inner[result] = chosen_strides(part, result.type, inner.get, None)
     chosen = []

@@ -11,6 +11,7 @@ from .fold_constants import FoldConstants
 from .fuse import Fuse
 from .layout_convolutions import LayoutConvolutions
 from .lower import Lower
+from .mark_writes import MarkWrites
 from .offsets import DEFAULT_BUDGET
 from .pipeline import NAMED_PIPELINES, Pipeline
 from .plan_memory import PlanMemory
@@ -35,6 +36,7 @@ DEFAULT = Pipeline(
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
+        MarkWrites(),
         Fuse(),
         Lower(),
         Reinplace(),
@@ -59,6 +61,7 @@ REDUCE_OVERHEAD = Pipeline(
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
+        MarkWrites(),
         Fuse(),
         Lower(),
         Reinplace(),
@@ -83,6 +86,7 @@ MAX_AUTOTUNE = Pipeline(
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
+        MarkWrites(),
         Fuse(),
         Lower(),
         Reinplace(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lynx.ir.dims import Dim, is_equal, remainder
+from lynx.ir.dims import Dim, is_equal, remainder, simplify
+from lynx.ir.index_range import limit_of
 from lynx.ir.kernel import Index, Term
 
 
@@ -23,24 +24,44 @@ def separating_axes(index: Index, sizes: dict[str, Dim]) -> list[str]:
     """Return axes of which different points have different addresses, whatever the others are.
 
     The terms with smaller strides must stay below the stride of the axis, those with larger ones
-    be multiples of its whole extent; what is not evident counts as not so.
+    be multiples of its whole extent; what is not evident counts as not so. A scalar counts as far
+    as its limit is known.
     """
     found: list[str] = []
-    below: Dim = 1
     pending = [term for term in index.terms if term.stride != 0]
+    below: Dim = 1
     while pending:
-        term = next((t for t in pending if is_equal(t.stride, below)), None)
-        if term is None or not isinstance(term.of, str):
+        term = _next_term(pending, below)
+        limit = None if term is None else _limit(term, sizes)
+        if term is None or limit is None:
             break
-        if term.divisor != 1 or term.modulus is not None:
-            break
-        extent = term.stride * sizes[term.of]
         pending.remove(term)
+        extent = simplify(term.stride * limit)
         if not all(_is_multiple(other, extent) for other in pending):
             break
-        found.append(term.of)
+        if isinstance(term.of, str):
+            found.append(term.of)
         below = extent
     return found
+
+
+def _next_term(pending: list[Term], below: Dim) -> Term | None:
+    """Return the term whose steps come next above what smaller ones reach."""
+    exact = next((term for term in pending if is_equal(term.stride, below)), None)
+    if exact is not None or not isinstance(below, int):
+        return exact
+    known = [term for term in pending if isinstance(term.stride, int) and term.stride > 0]
+    if len(known) < len(pending):
+        return None
+    least = min(known, key=lambda term: int(term.stride))
+    return least if int(least.stride) >= below else None
+
+
+def _limit(term: Term, sizes: dict[str, Dim]) -> Dim | None:
+    """Return what the values of a term stay below, before they are multiplied by the stride."""
+    if term.divisor != 1 or term.modulus is not None:
+        return None
+    return sizes[term.of] if isinstance(term.of, str) else limit_of(term.of)
 
 
 def _is_multiple(term: Term, extent: Dim) -> bool:

@@ -172,8 +172,6 @@ class Expressions:
         dtype = store.buffer.dtype
         if store.combine == "add":
             value = self._sum(target, value, dtype)
-        elif store.combine != "set":
-            raise CompileError("kernel-unsupported", f"cannot combine by {store.combine}")
         mask = f"if ({of(store.mask)}) " if store.mask is not None else ""
         return f"{mask}{target} = {value};"
 
@@ -221,7 +219,7 @@ def words_of(plan: Schedule) -> list[str]:
     for effect in plan.nest.effects:
         if isinstance(effect, Partial):
             words[effect.combine] = None
-        elif isinstance(effect, Store) and effect.combine == "add":
+        elif isinstance(effect, Store) and (effect.is_ordered or effect.index.scalars):
             words["scatter"] = None
     plain = ("add", "mul", "sub", "where", "eq", "lt", "ge", "and")
     if len(words) > 4:

@@ -165,9 +165,8 @@ class OuterReductions:
         return {axis: find(axis) for axis in self.sizes}
 
     def _needed_by_scatters(self) -> dict[Reduce, None]:
-        """Find what a nest needs that adds to memory in an order of its own."""
-        adding = [i for i in self.body if isinstance(i, Store) and i.combine == "add"]
-        found = closure(adding)
+        """Find what a nest needs that writes to memory in an order of its own."""
+        found = closure(i for i in self.body if isinstance(i, Store) and i.is_ordered)
         return {i: None for i in self.body if isinstance(i, Reduce) and i in found}
 
     def _inner_axes(self, reductions: list[Reduce]) -> set[str]:
@@ -399,7 +398,7 @@ class _Grouping:
         axes = dict.fromkeys(effect.domain)
         for over in reduced:
             axes.update(dict.fromkeys(over))
-        is_sequential = isinstance(effect, Store) and effect.combine == "add"
+        is_sequential = isinstance(effect, Store) and effect.is_ordered
         return _Group([effect], instructions, axes, reduced, is_sequential)
 
     def _first_allowed(self, store: Store) -> int:

@@ -152,6 +152,8 @@ class _Interpreter:
             # On a CPU, and of one dimension, this runs in order.
             memory.index_add_(0, index, value)
             return ()
+        if instruction.combine == "last":
+            index, value = _last_writes(index, value, memory.numel())
         places = index.sort().values
         if bool((places[1:] == places[:-1]).any()):
             message = f"two points write one element of buffer '{instruction.buffer.name}'"
@@ -188,6 +190,16 @@ class _Interpreter:
 
     def convert(self, instruction: Convert) -> tuple[torch.Tensor, ...]:
         return (self.values[instruction.x].to(torch_dtype(instruction.dtype)),)
+
+
+def _last_writes(
+    index: torch.Tensor, value: torch.Tensor, extent: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places that are written, and the last of the values that each gets."""
+    order = torch.arange(index.numel())
+    last = torch.full((extent,), -1).scatter_reduce_(0, index, order, "amax")
+    places = (last >= 0).nonzero().reshape(-1)
+    return places, value[last[places]]
 
 
 _STEPS: dict[type[Instruction], Callable[[_Interpreter, Any], tuple[torch.Tensor, ...]]] = {

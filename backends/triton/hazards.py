@@ -15,23 +15,25 @@ ATOMIC = frozenset(
 
 
 def accumulates_in_order(store: Store, is_deterministic: bool) -> bool:
-    """Whether a store adds to memory, and must do so in the order of its points.
+    """Whether a store must be done in the order of its points.
 
     Integers give the same sum in any order.
     """
     dtype = store.buffer.dtype
+    if store.combine == "last":
+        return True
     rounds = is_deterministic and dtype.is_floating
     return store.combine == "add" and (rounds or dtype not in ATOMIC)
 
 
 def colliding_axes(store: Store, kernel: Kernel) -> tuple[str, ...]:
-    """Return the axes along which points of a store that adds may touch one place.
+    """Return the axes along which points of a store, unless it sets, may touch one place.
 
     Those that the index does not depend on, and those of scalars in the index, since nothing is
     known of their values. The others must tell places apart whatever the scalars are, or all axes
     count.
     """
-    if store.combine != "add":
+    if not store.is_ordered:
         return ()
     unknown: set[str] = set(store.domain)
     plain = [term for term in store.index.terms if isinstance(term.of, str)]
@@ -81,7 +83,7 @@ def touches_apart(one: Store, other: Store, kernel: Kernel) -> bool:
     """
     if one.combine == "add" and other.combine == "add":
         return True
-    if one.combine != other.combine:
+    if one.combine != "set" or other.combine != "set":
         return False
     if not isinstance(one.index.offset, int) or not isinstance(other.index.offset, int):
         return False

@@ -310,6 +310,8 @@ class StageWriter:
             # All threads must have read what is written over.
             self.emit("tl.debug_barrier()")
         self.emit(f"tl.store({place}, {value}{mask})")
+        if self.stage.is_serial:
+            self.emit("tl.debug_barrier()")
 
     def _add(self, store: Store, place: str, value: str, mask: str) -> None:
         if not accumulates_in_order(store, self.options.is_deterministic):

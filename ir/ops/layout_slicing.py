@@ -103,7 +103,10 @@ class Select(Op, name="select"):
 class SliceScatter(Op, name="slice_scatter"):
     """Replace the part of `x` that `slice` of the same attributes takes by `source`.
 
-    %r = slice_scatter %x, %source {dim = 1, start = 2, stop = 8, step = 3} : f32[4, 16]
+        %r = slice_scatter %x, %source {dim = 1, start = 2, stop = 8, step = 3} : f32[4, 16]
+
+    `in_place` says that the result will probably take the place of `x`, so that only the part has
+    to be written.
     """
 
     x: Value
@@ -112,6 +115,7 @@ class SliceScatter(Op, name="slice_scatter"):
     start: Dim
     stop: Dim
     step: Dim = 1
+    in_place: bool = False
 
     def infer(self) -> TensorType:
         """Return the type of `x`."""

@@ -8,8 +8,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim
+from lynx.ir.errors import CompileError
 from lynx.ir.kernel import Buffer, Index, KernelBuilder, Scalar
 from lynx.ir.types import DType
+from lynx.ir.writing import is_write
 
 from .coordinates import Coordinates, Splitter, position_of
 from .naming import AxisList, AxisNames
@@ -34,8 +36,25 @@ Emission: TypeAlias = Generator[Want, Scalar, tuple[Scalar, ...]]
 
 Rule: TypeAlias = Callable[["Emitter", Any, Want], Emission]
 
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What is written for one point: a value, at some coordinates, where `mask` holds."""
+
+    at: Coordinates
+    value: Scalar
+    mask: Scalar | None = None
+    combine: str = "set"
+
+
+WriteEmission: TypeAlias = Generator[Want, Scalar, Write]
+"""The rule of an op that writes parts of a tensor, for a point of what is written."""
+
+WriteRule: TypeAlias = Callable[["Emitter", Any, Coordinates], WriteEmission]
+
 _RULES: dict[type[Op], Rule] = {}
 _REFUSALS: dict[type[Op], Callable[[Any], str]] = {}
+_WRITES: dict[type[Op], WriteRule] = {}
 
 KERNEL_DTYPES = frozenset(
     {
@@ -67,9 +86,24 @@ def emits(*kinds: type[_O], unless: Callable[[_O], str] | None = None) -> Callab
     return register
 
 
+def writes(
+    *kinds: type[_O], unless: Callable[[Any], str] | None = None
+) -> Callable[[WriteRule], WriteRule]:
+    """Register the rule of ops that write parts of a tensor; `unless` as for `emits`."""
+
+    def register(rule: WriteRule) -> WriteRule:
+        for kind in kinds:
+            _WRITES[kind] = rule
+            if unless is not None:
+                _REFUSALS[kind] = unless
+        return rule
+
+    return register
+
+
 def why_not(op: Op) -> str:
     """Return why an op cannot be part of a kernel, an empty text if it can."""
-    if type(op) not in _RULES:
+    if type(op) not in (_WRITES if is_write(op) else _RULES):
         return "has no kernel rule"
     for value in (*op.operands, *op.results):
         reason = _type_refusal(value)
@@ -105,9 +139,22 @@ class Emitter:
         self.splitter = Splitter(builder)
         self._done: dict[tuple[object, ...], tuple[Scalar, ...]] = {}
 
-    def element(self, value: Value, at: Coordinates) -> Scalar:
+    def write(self, op: Op, at: Coordinates) -> Write:
+        """Return what an op writes for a point of its own space, after what that depends on."""
+        emission = _WRITES[type(op)](self, op, at)
+        answer: Scalar | None = None
+        while True:
+            self.builder.loc = op.loc
+            try:
+                wanted = next(emission) if answer is None else emission.send(answer)
+            except StopIteration as stop:
+                made: Write = stop.value
+                return made
+            answer = self.element(wanted.value, wanted.at, wanted.mask)
+
+    def element(self, value: Value, at: Coordinates, mask: Scalar | None = None) -> Scalar:
         """Return the scalar for an element, after what it depends on."""
-        wanted = Want(value, at)
+        wanted = Want(value, at, mask)
         answer = self._known(wanted)
         stack = [] if answer is not None else [(wanted, self._begin(wanted))]
         while stack:
@@ -138,7 +185,10 @@ class Emitter:
     def _begin(self, want: Want) -> Emission:
         op = want.value.op
         assert op is not None, want
-        return _RULES[type(op)](self, op, want)
+        rule = _RULES.get(type(op))
+        if rule is None or is_write(op):
+            raise CompileError("no-kernel", f"'{op.name}' is read where it is not complete", op.loc)
+        return rule(self, op, want)
 
     def reduction_axes(self, value: Value, dim: int, taken: set[str]) -> AxisList:
         """Return axes for a dimension that a reduction runs over, none of them in `taken`."""

@@ -79,11 +79,12 @@ def _squeeze(emitter: Emitter, op: layout.Squeeze, want: Want) -> Emission:
 def _slice(emitter: Emitter, op: slicing.Slice, want: Want) -> Emission:
     del emitter
     moved = shifted(scaled(want.at[op.dim], op.step), op.start)
-    x = yield Want(op.x, _replaced(want.at, op.dim, moved), want.mask)
+    x = yield Want(op.x, replaced(want.at, op.dim, moved), want.mask)
     return (x,)
 
 
-def _replaced(at: Coordinates, dim: int, coordinate: Index) -> Coordinates:
+def replaced(at: Coordinates, dim: int, coordinate: Index) -> Coordinates:
+    """Return coordinates with another one along a dimension."""
     return (*at[:dim], coordinate, *at[dim + 1 :])
 
 
@@ -137,7 +138,7 @@ def _diagonal(emitter: Emitter, op: slicing.Diagonal, want: Want) -> Emission:
 def _unfold(emitter: Emitter, op: slicing.Unfold, want: Want) -> Emission:
     del emitter
     place = total((scaled(want.at[op.dim], op.step), want.at[-1]))
-    x = yield Want(op.x, _replaced(want.at[:-1], op.dim, place), want.mask)
+    x = yield Want(op.x, replaced(want.at[:-1], op.dim, place), want.mask)
     return (x,)
 
 
@@ -168,7 +169,7 @@ def _concatenate(emitter: Emitter, op: slicing.Concatenate, want: Want) -> Emiss
             continue  # torch lets an empty vector go with anything
         end = simplify(start + part.shape[op.dim])
         inside = _between(builder, here, start, end, op.out.shape[op.dim], want.mask)
-        at = _replaced(want.at, op.dim, shifted(here, -start))
+        at = replaced(want.at, op.dim, shifted(here, -start))
         x = yield Want(part, at, inside)
         x = builder.convert(x, dtype)
         if chosen is None or inside is None:
@@ -192,10 +193,11 @@ def _between(
         position = builder.position(place)
         limit = builder.constant(high, DType.I64)
         conditions.append(builder.apply("lt", position, limit, dtype=DType.BOOL))
-    return _all(builder, conditions)
+    return all_of(builder, conditions)
 
 
-def _all(builder: KernelBuilder, conditions: list[Scalar]) -> Scalar | None:
+def all_of(builder: KernelBuilder, conditions: list[Scalar]) -> Scalar | None:
+    """Return whether all conditions hold; None if there is none."""
     result: Scalar | None = None
     for condition in conditions:
         if result is None:
@@ -215,7 +217,7 @@ def _pad(emitter: Emitter, op: slicing.Pad, want: Want) -> Emission:
         inside = _inside(builder, want.at[n], low, high, op.x.shape[n])
         conditions += inside
         at.append(shifted(want.at[n], -low))
-    mask = _all(builder, conditions)
+    mask = all_of(builder, conditions)
     x = yield Want(op.x, tuple(at), mask)
     if mask is None or mask is want.mask:
         return (x,)
@@ -257,14 +259,14 @@ def _slice_scatter(emitter: Emitter, op: slicing.SliceScatter, want: Want) -> Em
         step = builder.constant(op.step, DType.I64)
         rest = builder.apply("remainder", here, step, dtype=DType.I64)
         conditions.append(builder.apply("eq", rest, zero, dtype=DType.BOOL))
-    inside = _all(builder, conditions)
+    inside = all_of(builder, conditions)
     assert inside is not None
     place = shifted(want.at[op.dim], -op.start)
     if steps:
         safe = builder.apply("where", inside, here, zero, dtype=DType.I64)
         place = Index((Term(safe, 1, op.step),))
-    mask = inside if want.mask is None else _all(builder, [want.mask, inside])
-    source = yield Want(op.source, _replaced(want.at, op.dim, place), mask)
+    mask = inside if want.mask is None else all_of(builder, [want.mask, inside])
+    source = yield Want(op.source, replaced(want.at, op.dim, place), mask)
     x = yield Want(op.x, want.at, want.mask)
     return (builder.apply("where", inside, builder.convert(source, dtype), x, dtype=dtype),)
 
@@ -276,8 +278,19 @@ def looked_up(
 
     With `wraps` negative indices count from the end.
     """
+    place, _ = yield from checked_place(emitter, want.mask, index, at, size, wraps=wraps)
+    return place
+
+
+def checked_place(
+    emitter: Emitter, mask: Scalar | None, index: Value, at: Coordinates, size: Dim, *, wraps: bool
+) -> Generator[Want, Scalar, tuple[Index, Scalar]]:
+    """Return the coordinate that an element of an index tensor names, and whether it is valid.
+
+    Where it is not, and `mask` holds, the kernel fails; the coordinate is 0 then.
+    """
     builder = emitter.builder
-    raw = yield Want(index, at, want.mask)
+    raw = yield Want(index, at, mask)
     place = builder.convert(raw, DType.I64)
     zero, end = builder.constant(0, DType.I64), builder.constant(size, DType.I64)
     if wraps:
@@ -288,12 +301,12 @@ def looked_up(
     high = builder.apply("lt", place, end, dtype=DType.BOOL)
     valid = builder.apply("and", low, high, dtype=DType.BOOL)
     checked = valid
-    if want.mask is not None:
-        unneeded = builder.apply("not", want.mask, dtype=DType.BOOL)
+    if mask is not None:
+        unneeded = builder.apply("not", mask, dtype=DType.BOOL)
         checked = builder.apply("or", valid, unneeded, dtype=DType.BOOL)
     builder.check(checked, "index out of range in self")
     safe = builder.apply("where", valid, place, zero, dtype=DType.I64)
-    return Index((Term(safe),))
+    return Index((Term(safe),)), valid
 
 
 def _nonempty(size: Dim) -> bool:
@@ -322,7 +335,7 @@ def _index_select(emitter: Emitter, op: indexing.IndexSelect, want: Want) -> Emi
     dim = op.dim % len(op.x.shape)
     at = (want.at[dim],) if op.index.shape else ()
     place = yield from looked_up(emitter, want, op.index, at, op.x.shape[dim], wraps=False)
-    x = yield Want(op.x, _replaced(want.at, dim, place), want.mask)
+    x = yield Want(op.x, replaced(want.at, dim, place), want.mask)
     return (x,)
 
 
@@ -337,7 +350,7 @@ def _gather(emitter: Emitter, op: indexing.Gather, want: Want) -> Emission:
         for c, size in zip(want.at, op.index.shape, strict=True)
     )
     place = yield from looked_up(emitter, want, op.index, at, op.x.shape[dim], wraps=False)
-    x = yield Want(op.x, _replaced(want.at, dim, place), want.mask)
+    x = yield Want(op.x, replaced(want.at, dim, place), want.mask)
     return (x,)
 
 

@@ -16,6 +16,14 @@ from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim, is_equal, product
 from lynx.ir.ops.reduction import Reduction
 from lynx.ir.types import TensorType
+from lynx.ir.writing import (
+    carried,
+    is_write,
+    may_collide,
+    reads_part_of,
+    written_into,
+    written_shape,
+)
 
 from .atoms import Atom, Atoms, aligned, fresh, leaves, merge
 from .relations import Pairs, related
@@ -67,10 +75,22 @@ class Fit:
         self.reason = ""
         self.sweep = group.sweep
         self.reads: dict[Value, Dims] = {}
+        self.into = written_into(op) if is_write(op) else None
         self.main: Dims = [None if size != 1 else () for size in iterated_shape(op)]
+        if self._carries_on():
+            return
         for step in (self._follow_members, self._consume, self._follow_reads, self._check):
             if not self.reason:
                 step()
+
+    def _carries_on(self) -> bool:
+        """Whether the op only carries on what one of the group writes, at the same points."""
+        inner = carried(self.op)
+        if inner is None or inner not in self.group.ops:
+            return False
+        assert self.into is not None, self.op
+        self.reads[self.into] = [() if size == 1 else None for size in self.into.shape]
+        return True
 
     def _tensors(self) -> list[Value]:
         return [v for v in dict.fromkeys(self.op.operands) if isinstance(v.type, TensorType)]
@@ -81,6 +101,9 @@ class Fit:
             chain = self.chain_of(self.group, operand)
             if chain is None:
                 continue
+            if is_write(chain[0].op) or operand is self.into:
+                self.reason = "needs a tensor that is complete only when the kernel is"
+                return
             enter_views(self.group, chain)
             dims = self.group.dims[operand]
             for given, made in pairs_of(self.op, operand):
@@ -165,10 +188,20 @@ class Fit:
             self.reason = "reads one value along two axes"
         elif own == set(domain):
             self._check_reductions()
+            if self._writes_what_is_read():
+                self.reason = "writes where the group reads, or the other way round"
+            if (self.group.reduced or self.sweep) and is_write(self.op) and may_collide(self.op):
+                self.reason = "writes in order what is reduced in parallel"
         elif not self.sweep or own != set(self._rows()):
             self.reason = "runs over another space"
         elif isinstance(self.op, Reduction) and set(self.reduced()) != own:
             self.reason = "reduces some of the rows"
+
+    def _writes_what_is_read(self) -> bool:
+        group = self.group
+        return any(lies_elsewhere(self.op, value) for value in group.reads) or any(
+            lies_elsewhere(op, value) for op in group.ops if is_write(op) for value in self.reads
+        )
 
     def reduced(self) -> list[Atom]:
         """Return the atoms that the op reduces."""
@@ -204,6 +237,24 @@ class Fit:
                 group.reduced[result] = tuple(self.reduced())
 
 
+def lies_elsewhere(op: Op, value: Value) -> bool:
+    """Whether a value lies in the tensor that an op writes into, and is not the written part.
+
+    What reads it belongs into another kernel, so that the write can be done in place.
+    """
+    into = written_into(op) if is_write(op) else None
+    if into is None or reads_part_of(op, value.op):
+        return False
+    return _root(value) is _root(into)
+
+
+def _root(value: Value) -> Value:
+    """Return the value in whose memory a view lies."""
+    while value.op is not None and value.op.is_view:
+        value = value.op.operands[0]
+    return value
+
+
 def founded(number: int, op: Op) -> Group:
     """Return a group of one op."""
     main: Dims = list(map(fresh, iterated_shape(op)))
@@ -221,6 +272,8 @@ def founded(number: int, op: Op) -> Group:
 
 def iterated_shape(op: Op) -> tuple[Dim, ...]:
     """Return the shape of the space that an op runs over."""
+    if is_write(op):
+        return written_shape(op)
     return op.x.shape if isinstance(op, Reduction) else op.results[0].shape
 
 
@@ -250,6 +303,8 @@ def enter_results(group: Group, op: Op, main: Dims) -> None:
             for n, atoms in enumerate(main)
             if op.keepdim or n not in op.dims
         ]
+    elif is_write(op):
+        dims = [() if size == 1 else None for size in op.results[0].shape]
     for result in op.results:
         group.dims[result] = dims
 

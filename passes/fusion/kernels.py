@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lynx.ir.core import Value
+from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim, is_static
 from lynx.ir.errors import CompileError
-from lynx.ir.kernel import Buffer, Kernel, KernelAxis, KernelBuilder, Store
+from lynx.ir.kernel import Buffer, Index, Kernel, KernelAxis, KernelBuilder, Scalar, Store
 from lynx.ir.ops.fusion import Fused
 from lynx.ir.program import extent
-from lynx.ir.types import TensorType
+from lynx.ir.types import DType, TensorType
+from lynx.ir.writing import is_write, written_into, written_shape
 
-from . import emit_elementwise, emit_layout, emit_reduction  # noqa: F401  # they register rules
+# They register rules.
+from . import emit_elementwise, emit_layout, emit_reduction, emit_writes  # noqa: F401
 from .coalesce import coalesced, reordered
 from .coordinates import ZERO, Coordinates, along, position_of
-from .emit import Emitter, why_not
-from .naming import AxisNames
+from .emit import Emitter, Write, axes_in, why_not
+from .emit_layout import all_of
+from .naming import AxisList, AxisNames
 
 Strides = tuple[Dim, ...]
 
@@ -75,25 +78,66 @@ class _KernelMaker:
         results = self.fused.body.results
         outputs: dict[int, Buffer] = {}
         for index in _widest_first(results):
-            at = self._coordinates(results[index])
-            scalar = self.emitter.element(results[index], at)
             buffer = self._output(index, strides[index])
             if index not in self.in_place:
                 outputs[index] = buffer
             op = results[index].op
-            self.builder.loc = op.loc if op is not None else self.fused.loc
-            self.builder.store(buffer, position_of(at, strides[index]), scalar)
+            if op is not None and is_write(op):
+                self._write(op, index, buffer, strides[index])
+            else:
+                self._store(op, results[index], results[index], buffer, strides[index])
         used = {getattr(instruction, "buffer", None) for instruction in self.builder.body}
         read = [buffer for buffer in self.inputs.values() if buffer in used]
         self.builder.buffers = read + [outputs[index] for index in sorted(outputs)]
         return _ordered(coalesced(self.builder.build(_name_of(self.fused))))
 
-    def _coordinates(self, result: Value) -> Coordinates:
-        """Return the coordinates of a result's elements, along axes that are all different."""
+    def _store(
+        self, op: Op | None, result: Value, source: Value | None, buffer: Buffer, strides: Strides
+    ) -> None:
+        """Store every element of a result, which is that of the source; without one it is 0."""
+        at = self._coordinates(
+            result.shape, [self.names.of(result, dim) for dim in range(len(result.shape))]
+        )
+        if source is not None:
+            scalar = self.emitter.element(source, at)
+        else:
+            scalar = self.builder.constant(0, buffer.dtype)
+        self.builder.loc = op.loc if op is not None else self.fused.loc
+        self.builder.store(buffer, position_of(at, strides), scalar)
+
+    def _write(self, op: Op, index: int, buffer: Buffer, strides: Strides) -> None:
+        """Store what an op writes; all else is copied first, unless it lies there already."""
+        result, into = op.results[0], written_into(op)
+        if index not in self.in_place:
+            self._store(op, result, into, buffer, strides)
+        elif into is not self.fused.body.parameters[self.in_place[index]]:
+            raise CompileError("no-kernel", f"'{op.name}' writes into another tensor", op.loc)
+        shape = written_shape(op)
+        at = self._coordinates(shape, [self.names.of_write(op, dim) for dim in range(len(shape))])
+        write = self.emitter.write(op, at)
+        self.builder.loc = op.loc
+        position = position_of(write.at, strides)
+        mask = self._each_point(at, position, write) if write.combine == "add" else write.mask
+        self.builder.store(buffer, position, write.value, mask, write.combine)
+
+    def _each_point(self, at: Coordinates, position: Index, write: Write) -> Scalar | None:
+        """Return the mask of a write, made to depend on all axes: each point adds, equal or not."""
+        builder, mask = self.builder, write.mask
+        seen = {*axes_in((position,)), *write.value.axes, *(mask.axes if mask is not None else ())}
+        zero = builder.constant(0, DType.I64)
+        for coordinate in at:
+            if axes_in((coordinate,)) <= seen:
+                continue
+            is_point = builder.apply("ge", builder.position(coordinate), zero, dtype=DType.BOOL)
+            conditions = [is_point] if mask is None else [mask, is_point]
+            mask = all_of(builder, conditions)
+        return mask
+
+    def _coordinates(self, shape: Sequence[Dim], names: Sequence[AxisList]) -> Coordinates:
+        """Return the coordinates of elements, along axes that are all different."""
         at = []
         taken: set[str] = set()
-        for dim, size in enumerate(result.shape):
-            axes = self.names.of(result, dim)
+        for size, axes in zip(shape, names, strict=True):
             if any(name in taken for name, _ in axes):
                 axes = self.names.fresh(size)
             taken.update(name for name, _ in axes)

@@ -12,6 +12,7 @@ from lynx.ir.dims import Dim
 from lynx.ir.ops.fusion import Region
 from lynx.ir.ops.reduction import Reduction
 from lynx.ir.types import TensorType
+from lynx.ir.writing import carried, is_write, written_shape
 
 from .atoms import Atom, Atoms, aligned, fresh, leaves, merge
 from .relations import moves, related
@@ -29,6 +30,7 @@ class AxisNames:
 
     def __init__(self, region: Region) -> None:
         self.region = region
+        self.written: dict[Op, list[Atoms]] = {}
         self.dims = self._dims(shares=True)
         if self._has_twins():
             self.dims = self._dims(shares=False)
@@ -37,6 +39,10 @@ class AxisNames:
     def of(self, value: Value, dim: int) -> AxisList:
         """Return the axes of one dimension of a value."""
         return tuple((self._name(atom), atom.size) for atom in leaves(self.dims[value][dim]))
+
+    def of_write(self, op: Op, dim: int) -> AxisList:
+        """Return the axes of one dimension of what an op writes."""
+        return tuple((self._name(atom), atom.size) for atom in leaves(self.written[op][dim]))
 
     def fresh(self, size: Dim) -> AxisList:
         """Return an axis that nothing else has."""
@@ -51,6 +57,10 @@ class AxisNames:
             own = _own_dims(op)
             for result in op.results:
                 dims[result] = own
+            if is_write(op):
+                inner = carried(op)
+                made = list(map(fresh, written_shape(op))) if inner is None else self.written[inner]
+                self.written[op] = made
         for value in self.region.parameters:
             if isinstance(value.type, TensorType):
                 dims[value] = [fresh(dim) for dim in value.shape]
@@ -58,11 +68,11 @@ class AxisNames:
             for operand in dict.fromkeys(op.operands):
                 if operand.op is None and not shares:
                     continue
-                _link(op, operand, dims)
+                _link(op, operand, dims, self.written.get(op))
         return dims
 
     def _has_twins(self) -> bool:
-        for dims in self.dims.values():
+        for dims in (*self.dims.values(), *self.written.values()):
             atoms = leaves(atom for dim in dims for atom in dim)
             if len(set(atoms)) < len(atoms):
                 return True
@@ -74,13 +84,15 @@ def _own_dims(op: Op) -> list[Atoms]:
     return [fresh(dim) for dim in shape]
 
 
-def _link(op: Op, operand: Value, dims: dict[Value, list[Atoms]]) -> None:
+def _link(
+    op: Op, operand: Value, dims: dict[Value, list[Atoms]], written: list[Atoms] | None
+) -> None:
     if operand not in dims or (moves(op, operand) and operand.op is None):
         return
-    result = op.results[0]
+    space = dims[op.results[0]] if written is None else written
     for given, made in related(op, operand):
         a = _joined(dims[operand], given)
-        b = _joined(dims[result], made)
+        b = _joined(space, made)
         for x, y in aligned(a, b) or ():
             merge(x, y)
 

@@ -9,10 +9,11 @@ from lynx.ir.core import Graph, Op, Value
 from lynx.ir.dims import Dim, product
 from lynx.ir.ops.fusion import Fused, Region
 from lynx.ir.ops.reduction import Reduction
+from lynx.ir.writing import carried_by, is_write, reads_part_of, written_into
 
 from .cluster import Clusters
 from .emit import why_not
-from .groups import Group, iterated_shape
+from .groups import Group, iterated_shape, lies_elsewhere
 from .relations import moves
 from .sizes import estimated_bytes
 
@@ -228,6 +229,8 @@ class Rewriter:
                 repeats = repeats + value.tensor_type.numel
         if target is None or len(ops) + len(self.members[target]) > self.clusters.max_ops:
             return None
+        if any(lies_elsewhere(op, value) for op in self.members[target] for value in group.reads):
+            return None
         own, size = group.size, target.size
         if not (isinstance(repeats, int) and isinstance(own, int) and isinstance(size, int)):
             return None
@@ -281,8 +284,20 @@ class _RegionBuilder:
         self.ops: list[Op] = []
         self._own = set(members)
         self._mapping: dict[Value, Value] = {}
+        parts: set[Op] = set()
+        for found in (carried_by(op) for op in members if is_write(op)):
+            if found is not None and found.inner in self._own:
+                parts.add(found.inner)
+                self._own.update(found.above)
+        # What is read of the part that is written must be seen to be just that.
+        for value in (value for op in members for value in op.operands):
+            if any(is_write(op) and reads_part_of(op, value.op) for op in members):
+                self._own.update({value.op} if value.op is not None else ())
         for op in members:
+            into = written_into(op) if is_write(op) and op not in parts else None
             for operand in op.operands:
+                if operand is into and not self._is_computed(operand):
+                    self._parameter(operand)
                 self._resolve(operand)
             self._append(op)
 
@@ -310,13 +325,23 @@ class _RegionBuilder:
                 continue
             op = current.op
             if op is None or not self._is_copied(current):
-                name = f"x{len(self.parameters)}"
-                self.parameters[current] = self._mapping[current] = Value(current.type, name=name)
+                self._parameter(current)
             elif is_ready:
                 self._append(op)
             else:
                 stack.append((current, True))
                 stack += [(operand, False) for operand in reversed(op.operands)]
+
+    def _parameter(self, value: Value) -> None:
+        if value not in self._mapping:
+            made = Value(value.type, name=f"x{len(self.parameters)}")
+            self.parameters[value] = self._mapping[value] = made
+
+    def _is_computed(self, value: Value) -> bool:
+        """Whether what is written into is computed in the region, and not a view of an input."""
+        while value.op is not None and value.op.is_view and value.op not in self.clusters.copies:
+            value = value.op.operands[0]
+        return value.op is not None and self._is_copied(value)
 
     def _is_copied(self, value: Value) -> bool:
         """Whether a value that no member computes is computed in the region all the same."""

@@ -25,6 +25,7 @@ from lynx.ir.ops.layout_slicing import (
 )
 from lynx.ir.ops.reduction import Reduction
 from lynx.ir.types import TensorType
+from lynx.ir.writing import is_write, write_pairs, written_into
 
 Pairs = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 """Pairs of dimensions of an operand and dimensions of the result that span the same elements in the
@@ -53,6 +54,8 @@ def related(op: Op, operand: Value) -> Pairs:
         return _broadcast_pairs(operand.shape, op.results[0].shape)
     if isinstance(op, Reduction):
         return _reduction_pairs(op)
+    if is_write(op):
+        return write_pairs(op, operand)
     rule = _RULES.get(type(op))
     return rule(op, operand) if rule is not None else ()
 
@@ -64,6 +67,8 @@ def moves(op: Op, operand: Value) -> bool:
     """
     if isinstance(op, Elementwise | Reduction) or type(op) in _KEEPS_PLACE:
         return False
+    if is_write(op):
+        return operand is written_into(op)
     if isinstance(op, Embedding | IndexSelect | Gather) and operand is _index_of(op):
         return False
     return not isinstance(op, Index) or operand is op.x

@@ -217,6 +217,18 @@ def test_sums_into_one_place_are_in_order() -> None:
     assert found["y"].tolist() == [1.0, 3.0]
 
 
+def test_the_last_write_to_a_place_stays() -> None:
+    text = """
+    kernel k(%n: i64[6], %x: f32[6], %y: f32[4] write) over i: 3, j: 2 {
+      %0 = load %n[i*2 + j] : i64
+      %1 = load %x[i*2 + j] : f32
+      store last %y[%0] %1
+    }"""
+    x = torch.arange(1.0, 7.0)
+    found = run(text, n=torch.tensor([0, 0, 1, 3, 0, 1]), x=x, y=torch.tensor([9.0] * 4))
+    assert found["y"].tolist() == [5.0, 6.0, 9.0, 4.0]
+
+
 def test_in_place() -> None:
     text = """
     kernel k(%x: f32[6] write) over i: 6 {

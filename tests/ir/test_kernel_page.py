@@ -18,6 +18,7 @@ GIVEN = {
     "convert": "%0 = load %x[i] : f32",
     "argmax": "%0 = load %x[i] : f32",
     "%y[i] %0": "%0 = load %x[i] : f32\n%1 = constant true : bool",
+    "store last": "%0 = position [i] : i64\n%1 = load %x[i] : f32",
     "store add": "%0 = position [i] : i64\n%1 = load %x[i] : f32",
     "check": "%0 = constant true : bool",
 }  # fmt: skip
@@ -41,7 +42,7 @@ def test_example_is_valid_and_used() -> None:
 
 
 def test_the_table_has_all_instructions() -> None:
-    assert len(INSTRUCTIONS) == 11
+    assert len(INSTRUCTIONS) == 12
 
 
 @pytest.mark.parametrize("line", INSTRUCTIONS)

@@ -364,13 +364,17 @@ class _Drawing(Parts):
         return False
 
     def scatter(self, node: Node) -> None:
-        """Add to places that are read from memory."""
+        """Add to places that are read from memory, or let the last that is written there stay."""
         if not (node.is_number and node.bound < 1e6):
             return
         rows = self.pick((3, 1))
         found = self.looked_up(rows)
         buffer = self.buffer(node.dtype, rows, is_written=True)
-        self.builder.store(buffer, Index((Term(found),)), node.scalar, combine="add")
+        combine = self.pick(("add", "last"))
+        self.builder.store(buffer, Index((Term(found),)), node.scalar, combine=combine)
+        if combine == "last":
+            self.tolerances[buffer.name] = (node.relative, node.absolute)
+            return
         count = MOST_POINTS * max(1, math.prod(max(s, 1) for s in self.sizes.values()) // 16)
         total = (
             nodes.summed(node, min(count, 10**5), node.scalar) if node.dtype.is_floating else node
