@@ -149,6 +149,16 @@ def draws_random_numbers(target: Any) -> bool:
     )
 
 
+def is_unsafe_to_record(target: str) -> bool:
+    """Whether an operator, by its qualified name, must not be part of a CUDA graph."""
+    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
+    namespace, _, rest = target.partition(".")
+    name, _, overload = rest.rpartition(".")
+    packet = getattr(getattr(torch.ops, namespace, None), name, None)
+    function = getattr(packet, overload, None)
+    return tag is not None and tag in getattr(function, "tags", ())
+
+
 def graph_break_reasons(
     function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> list[tuple[str, str]]:

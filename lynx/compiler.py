@@ -24,6 +24,7 @@ from .graph_cache import cached_graph
 from .pass_context import pass_context
 from .progress import Progress
 from .records import RECORDS, CompiledGraph, log
+from .replay import replayed
 from .settings import Settings
 
 
@@ -71,6 +72,8 @@ def _compile(
     record.seconds["build"] = time.perf_counter() - middle
     record.seconds["total"] = time.perf_counter() - start
     _report(record, settings, observers)
+    if settings.cuda_graphs and target.device == "cuda":
+        return boxed(replayed(record))
     return boxed(record.executable)
 
 

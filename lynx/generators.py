@@ -61,6 +61,12 @@ def _launch_compiler(target: Target, settings: Settings) -> Any:
     )
 
 
+def raise_arrived() -> None:
+    """Raise `IndexError` if a check of a kernel on a GPU failed, as far as that is known by now."""
+    if _triton is not None:
+        _triton.raise_arrived()
+
+
 def why_none(target: Target, settings: Settings) -> str:
     """Return why no kernels are generated for a target, empty if they are or shall not be."""
     if target.generates_code or settings.cpu_kernels == "none":

@@ -43,8 +43,8 @@ MAX_CONSTANT_BYTES = 64 << 20
 
 _WITHOUT_EFFECT = frozenset(
     (
-        "cache", "cache_dir", "cache_size", "debug", "dump_dir", "pipeline", "progress",
-        "reproducer_dir", "strict", "verify",
+        "autotune", "cache", "cache_dir", "cache_size", "cuda_graphs", "debug", "dump_dir",
+        "pipeline", "progress", "reproducer_dir", "strict", "verify",
     )
 )  # fmt: skip
 """Settings that do not change a program; the pipeline is hashed with what its names stand for."""

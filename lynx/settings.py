@@ -14,13 +14,13 @@ from typing import Any
 from lynx.backends.c import PRODUCTS
 from lynx.ir.errors import UsageError
 
-MODES: Mapping[str, str] = {
-    "default": "default",
-    "reduce-overhead": "reduce-overhead",
-    "max-autotune": "max-autotune",
-    "max-autotune-no-cudagraphs": "max-autotune-no-cudagraphs",
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "default": {"pipeline": "default"},
+    "reduce-overhead": {"pipeline": "reduce-overhead", "cuda_graphs": True},
+    "max-autotune": {"pipeline": "max-autotune", "cuda_graphs": True, "autotune": True},
+    "max-autotune-no-cudagraphs": {"pipeline": "max-autotune-no-cudagraphs", "autotune": True},
 }
-"""For each `mode=` of `torch.compile`, the named pipeline that it runs."""
+"""What each `mode=` of `torch.compile` sets; torch takes a mode or options, never both."""
 
 CPU_KERNELS = ("c", "triton", "none")
 
@@ -43,6 +43,12 @@ class Settings:
         "LYNX_CPU_KERNELS",
         "who makes kernels of CPU tensors: c, none (all runs through torch), or triton, as for a "
         "GPU and run in its interpreter, to try without a GPU what one would run",
+    )
+    cuda_graphs: bool = _setting(
+        False, "LYNX_CUDA_GRAPHS", "record launches on GPUs, and replay them: one launch a graph"
+    )
+    autotune: bool = _setting(
+        False, "LYNX_AUTOTUNE", "measure on GPUs which schedules are fastest, and remember them"
     )
     strict: bool = _setting(False, "LYNX_STRICT", "raise where Lynx would fall back to torch")
     debug: int = _setting(
@@ -111,7 +117,7 @@ def read_settings(
         if name in environment:
             values[setting.name] = _parse(name, environment[name], type(setting.default))
     if mode is not None:
-        values["pipeline"] = _pipeline_of_mode(mode)
+        values.update(_settings_of_mode(mode))
     known = {setting.name: setting for setting in dataclasses.fields(Settings)}
     for key, value in (options or {}).items():
         name = key.replace("-", "_")
@@ -147,7 +153,7 @@ def suggest(word: str, known: Mapping[str, Any] | list[str]) -> str:
     return f"; known are {', '.join(sorted(known))}"
 
 
-def _pipeline_of_mode(mode: str) -> str:
+def _settings_of_mode(mode: str) -> Mapping[str, Any]:
     if mode not in MODES:
         raise UsageError("unknown-mode", f"unknown mode {mode!r}{suggest(mode, MODES)}")
     return MODES[mode]

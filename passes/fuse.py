@@ -50,7 +50,7 @@ class _Fusion:
         self.graph = graph
         self.context = context
         self.bound = frozenset(bound_symbols(graph.inputs, graph.input_specs))
-        self.strides = _expected_strides(graph, context)
+        self.strides = expected_strides(graph, context)
         self.refused: dict[str, None] = {}
         self.clusters = Clusters(graph, self._fits, self._copies, max_ops)
 
@@ -103,7 +103,7 @@ class _Fusion:
         return self.graph.with_ops(ops, rewriter.mapping) if rewriter.regions else self.graph
 
 
-def _expected_strides(graph: Graph, context: PassContext) -> dict[Value, tuple[Dim, ...] | None]:
+def expected_strides(graph: Graph, context: PassContext) -> dict[Value, tuple[Dim, ...] | None]:
     """Return the layouts that values will probably have."""
     strides: dict[Value, tuple[Dim, ...] | None] = {
         value: spec.strides for value, spec in zip(graph.inputs, graph.input_specs, strict=True)

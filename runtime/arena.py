@@ -9,9 +9,10 @@ work on one stream is ordered and work on two is not.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -45,8 +46,43 @@ class Block:
         self.views: dict[int, dict[tuple[int, ...], Views]] = {}
 
 
+class _Recording(threading.local):
+    """What is recorded in this thread: for which device and stream, and the memory that it uses."""
+
+    device: str | None = None
+    stream: Any = None
+    memory: list[Memory] | None = None
+
+
+_RECORDING = _Recording()
+
+
+@contextlib.contextmanager
+def recording(device: str) -> Iterator[list[Memory]]:
+    """Use the memory of the current stream of a device for what is recorded within.
+
+    Launches are recorded on another stream than the one on which they will be replayed. The list
+    that is yielded holds the memory that was used: as long as it lives, the memory does.
+    """
+    before = _RECORDING.device, _RECORDING.stream, _RECORDING.memory
+    memory: list[Memory] = []
+    _RECORDING.stream, _RECORDING.device = stream_of(device), device
+    _RECORDING.memory = memory
+    try:
+        yield memory
+    finally:
+        _RECORDING.device, _RECORDING.stream, _RECORDING.memory = before
+
+
+def _used(memory: Memory) -> None:
+    if _RECORDING.memory is not None:
+        _RECORDING.memory.append(memory)
+
+
 def stream_of(device: str) -> Any:
     """Return what orders work on a device: its current stream, nothing on a CPU."""
+    if device == _RECORDING.device:
+        return _RECORDING.stream
     if device.startswith("cpu"):
         return device
     stream = torch.get_device_module(device).current_stream(device)
@@ -134,6 +170,7 @@ class TemporaryArena:
         block = self.pool.take(self.device, size)
         try:
             by_sizes = block.views.setdefault(self.program, {})
+            _used(block.memory)
             views = by_sizes.get(symbols)
             if views is None:
                 if len(by_sizes) >= MAX_SIZES:
@@ -169,6 +206,7 @@ class SavedArena:
         memory = self._idle(key, size)
         if memory is None:
             memory = Memory(size, self.device)
+        _used(memory)
         views = self._make(memory, offsets, *symbols)
         with self._lock:
             tracked = self._kept.setdefault(key, [])

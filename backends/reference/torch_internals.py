@@ -21,14 +21,6 @@ def has_cpu_kernel(function: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"))
 
 
-def storage_users(tensor: torch.Tensor) -> int:
-    """Return how many tensors and others hold the memory of a tensor.
-
-    The storage's own Python object counts or not, the same way at each call.
-    """
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
-
-
 def convolve_into(
     out: torch.Tensor,
     x: torch.Tensor,

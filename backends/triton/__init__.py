@@ -3,8 +3,7 @@
 from .aot import Resources, check_kernels, compile_ahead, table
 from .autotune import autotune, autotune_product
 from .calls import FusedCall, call_of
-from .failures import raise_failures
-from .graphs import CudaRecorder, GraphedFunction
+from .failures import raise_arrived, raise_failures
 from .interpreter import TritonInterpreter
 from .launch import TritonKernel, launchable
 from .launches import LaunchCompiler
@@ -12,9 +11,7 @@ from .matmul import contraction_of
 from .module import PrintedModule, print_module, print_product_module
 
 __all__ = [
-    "CudaRecorder",
     "FusedCall",
-    "GraphedFunction",
     "LaunchCompiler",
     "PrintedModule",
     "Resources",
@@ -29,6 +26,7 @@ __all__ = [
     "launchable",
     "print_module",
     "print_product_module",
+    "raise_arrived",
     "raise_failures",
     "table",
 ]

@@ -51,6 +51,12 @@ class Failures:
 _LIVING: weakref.WeakSet[Failures] = weakref.WeakSet()
 
 
+def raise_arrived() -> None:
+    """Raise `IndexError` if a check of any kernel failed, as far as devices have told by now."""
+    for failures in list(_LIVING):
+        failures.before_call()
+
+
 def raise_failures() -> None:
     """Wait for all devices; raise `IndexError` if a check of any kernel failed since last asked."""
     for failures in list(_LIVING):

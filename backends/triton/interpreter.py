@@ -126,8 +126,9 @@ class InterpretedKernel:
     def launch(self, tensors: Sequence[torch.Tensor], values: Sequence[int]) -> None:
         """Run on tensors that stand for memory from their first element on."""
         sizes = dict(zip(self.kernel.symbols, values, strict=True))
+        # A launch is no operation of torch: it leaves version counters alone, and so does `data`.
         flat = [
-            tensor.detach().as_strided((evaluate(buffer.extent, sizes),), (1,))
+            tensor.data.as_strided((evaluate(buffer.extent, sizes),), (1,))
             for tensor, buffer in zip(tensors, self.kernel.buffers, strict=True)
         ]
         shared_interpreter().run_module(self.printed, flat, values)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from triton.runtime import driver as drivers
 from triton.backends.compiler import GPUTarget
+from triton.runtime import driver as drivers
 
 
 @dataclass
