@@ -148,6 +148,22 @@ COSTS = {
 """Relative costs of functions per element; 1 for the rest."""
 
 
+CALLED = frozenset(
+    {
+        "asin", "acos", "atan", "asinh", "acosh", "atanh", "erfc", "atan2", "hypot", "nextafter",
+        "fmod", "remainder", "floor_div",
+    }
+)  # fmt: skip
+"""Functions of floats that only the library has, one element at a time."""
+
+
+def is_called(function: str, dtype: DType) -> bool:
+    """Whether the library computes a function, so that loops with it have no vectors."""
+    if not dtype.is_floating:
+        return False
+    return function in CALLED or (dtype is DType.F64 and function in OWN_F32 - OWN_F64)
+
+
 def cost(function: str) -> int:
     """Return roughly how many simple operations a function takes."""
     return COSTS.get(function, 1)

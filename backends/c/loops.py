@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lynx.ir.dims import Dim
+from lynx.ir.dims import Dim, product
 from lynx.ir.kernel import Check, Constant, Instruction, Reduce, Scalar, Store
 
 from .accumulate import Accumulator, fold, identity, is_float
@@ -21,7 +21,7 @@ from .split import LANES, Effect, Partial
 from .sweeps import SweepPrinter, accumulated, accumulator_of, result_axes
 from .text import memory_type, value_type
 
-FOLD_UNITS = 32
+FOLD_UNITS = 64
 """The same for partial results: units that are summed by themselves first."""
 
 
@@ -107,7 +107,10 @@ class NestPrinter:
             self.partials[partial] = name
             is_sum = partial.combine == "sum" and is_float(partial.x.dtype)
             local = set(self.plan.inner) | {self.plan.vector}
-            if is_sum and all(axis in local for axis in result_axes(partial)):
+            turns = product(
+                self.nest.axes[axis] for axis in result_axes(partial) if axis not in local
+            )
+            if is_sum and isinstance(turns, int) and turns <= FOLD_UNITS // 4:
                 start = self.names.take_memory(dims, partial.x.dtype.itemsize)
                 self.emit(f"{kind} *restrict g{name} = ({kind} *)({start});")
                 self.folded[partial] = points

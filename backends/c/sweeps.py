@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from lynx.ir.dims import product
-from lynx.ir.kernel import Check, Instruction, Load, Position, Reduce, Scalar, Store
+from lynx.ir.dims import Dim, product
+from lynx.ir.kernel import Apply, Check, Instruction, Load, Position, Reduce, Scalar, Store
 from lynx.ir.types import DType
 
 from .accumulate import Accumulator, fold, identity, is_float
+from .functions import is_called
 from .printer import Expressions, Names, declared
 from .schedule import Schedule, Sweep, operations
 from .split import LANES, Effect, Partial
@@ -18,14 +19,28 @@ from .text import value_type
 SUM_BLOCK = 4096
 """Elements that one set of vector accumulators takes in before it is added to the total."""
 
-COLUMN_BLOCK = 128
-"""The same for sums of columns."""
+CALL_BLOCK = 32
+"""The same where each element takes a call of the library, so that the loop has no vectors."""
+
+BLOCKS = (1024, 32)
+"""Turns of an outer loop that are summed by themselves: blocks, and blocks of these.
+
+A sum that takes in one element after the other errs by the root of their number at least; eager
+has sums of sums (`aten/src/ATen/native/cpu/SumKernel.cpp`) and so do we.
+"""
+
+FEW = 16
+"""Elements that may just as well be added to what the elements before them have come to."""
 
 SUM_LANES = 32
 """Sums that run side by side, so that additions need not wait for each other."""
 
 SIMPLE_SWEEP = 14
 """Operations up to which a sweep is so short that it would wait for its additions."""
+
+
+_FRESH = ("", 0)
+"""Stands among loops for the start of new sums."""
 
 
 class Row(Protocol):
@@ -86,8 +101,11 @@ class SweepPrinter:
         self.updates: list[tuple[Accumulator, str]] = []
         self.finishes: list[tuple[Effect | Reduce, Accumulator]] = []
         self.effects: list[str] = []
-        self.columns: list[Reduce] = []
         self.offsets = 0
+        self.ordinary = sweep.axes if self.plan.is_columns else sweep.axes[:-1]
+        self.cascaded = [t for t in sweep.targets if isinstance(t, Reduce) and _sums_floats(t)]
+        self.block = 0 if self.plan.is_columns else self._block_of(sweep.axes[-1])
+        self.cuts = self._cuts()
 
     def level(self, source: str | Scalar) -> int:
         """Return how many loops are around what depends on an axis or a scalar."""
@@ -159,14 +177,14 @@ class SweepPrinter:
             array = row.array(target.out)
             row.emit(f"{value_type(dtype)} {array}[{LANES}];")
             row.emit(f"for (i64 l = 0; l < {LANES}; ++l) {array}[l] = {neutral};")
-            self.columns.append(target)
-            place = f"{self._column_array(target)}[l]"
+            place = f"{self._sum(target, self.cuts.count(_FRESH))}[l]"
             folded = fold(target.combine, dtype, place, value)
             self.effects.append(f"{place} = {folded};")
             return
         name = row.name(target.out)
         row.emit(f"{value_type(dtype)} {name} = {neutral};")
         if self.plan.is_columns:
+            name = self._sum(target, self.cuts.count(_FRESH))
             folded = fold(target.combine, dtype, name, value)
             self.levels[len(self.sweep.axes)].append(f"{name} = {folded};")
             return
@@ -174,15 +192,30 @@ class SweepPrinter:
         self.updates.append((accumulator, value))
         self.finishes.append((target, accumulator))
 
-    def _is_blocked(self, target: Reduce) -> bool:
-        if target.combine != "sum" or not is_float(target.x.dtype):
-            return False
-        count = product(self.plan.nest.axes[axis] for axis in self.sweep.axes)
-        return not isinstance(count, int) or count > 4 * COLUMN_BLOCK
+    def _cuts(self) -> list[tuple[str, int]]:
+        """Return the loops around the innermost one: over an axis, in blocks of so many or of one.
 
-    def _column_array(self, target: Reduce) -> str:
-        array = self.row.array(target.out)
-        return f"{array}_block" if self._is_blocked(target) else array
+        Between them it says where new sums begin.
+        """
+        sizes = self.plan.nest.axes
+        cuts: list[tuple[str, int]] = []
+        for position, axis in enumerate(self.ordinary):
+            inner = product(sizes[other] for other in self.ordinary[position + 1 :])
+            for block in BLOCKS if self.cascaded else ():
+                if _is_beyond(sizes[axis], 2 * block):
+                    cuts += [(axis, block), _FRESH]
+            cuts.append((axis, 1))
+            if self.cascaded and position + 1 < len(self.ordinary) and _is_beyond(inner, FEW):
+                cuts.append(_FRESH)
+        if cuts and self.cascaded and not self.plan.is_columns and self.block:
+            cuts.append(_FRESH)
+        return cuts
+
+    def _sum(self, target: Reduce, depth: int) -> str:
+        """Return the variable or the array of a sum of blocks within blocks."""
+        has_lanes = self.plan.is_in_lanes(target.out)
+        name = self.row.array(target.out) if has_lanes else self.row.name(target.out)
+        return f"{name}_{depth}" if depth and target in self.cascaded else name
 
     def _effect(self, target: Instruction) -> None:
         assert isinstance(target, Store | Check | Partial)
@@ -198,39 +231,46 @@ class SweepPrinter:
 
     def _loops(self) -> None:
         """Print the loops around the innermost one, then that one."""
-        row, axes = self.row, self.sweep.axes
-        row.emit(*self.levels[0])
-        ordinary = axes if self.plan.is_columns else axes[:-1]
-        opened = 0
-        blocked = [target for target in self.columns if self._is_blocked(target)]
-        for position, axis in enumerate(ordinary):
-            name, size = row.names.axis(axis), row.names.dim(self.plan.nest.axes[axis])
-            if blocked and position == len(ordinary) - 1:
-                opened += 1
-                self._open_column_block(blocked, name, size)
-            else:
-                row.open(f"for (i64 {name} = 0; {name} < {size}; ++{name})")
-            opened += 1
-            row.emit(*self.levels[position + 1])
-        self._innermost()
-        for count in range(opened):
-            row.close()
-            if blocked and count == 0:
-                self._close_column_block(blocked)
-
-    def _open_column_block(self, blocked: list[Reduce], name: str, size: str) -> None:
         row = self.row
-        row.open(f"for (i64 block = 0; block < {size}; block += {COLUMN_BLOCK})")
-        for target in blocked:
-            array = self._column_array(target)
-            row.emit(f"{value_type(target.x.dtype)} {array}[{LANES}] = {{0}};")
-        row.emit(f"const i64 end = lynx_min({size}, block + {COLUMN_BLOCK});")
-        row.open(f"for (i64 {name} = block; {name} < end; ++{name})")
+        row.emit(*self.levels[0])
+        depth, level = 0, 0
+        ends: dict[str, tuple[str, str]] = {}
+        for axis, block in self.cuts:
+            if (axis, block) == _FRESH:
+                depth += 1
+                self._open_sums(depth)
+                continue
+            name, size = row.names.axis(axis), row.names.dim(self.plan.nest.axes[axis])
+            low, high = ends.get(axis, ("0", size))
+            if block == 1:
+                row.open(f"for (i64 {name} = {low}; {name} < {high}; ++{name})")
+                level += 1
+                row.emit(*self.levels[level])
+                continue
+            start, end = f"block{depth}", f"end{depth}"
+            row.open(f"for (i64 {start} = {low}; {start} < {high}; {start} += {block})")
+            row.emit(f"const i64 {end} = lynx_min({high}, {start} + {block});")
+            ends[axis] = (start, end)
+        self._innermost()
+        for cut in reversed(self.cuts):
+            if cut == _FRESH:
+                self._close_sums(depth)
+                depth -= 1
+            else:
+                row.close()
 
-    def _close_column_block(self, blocked: list[Reduce]) -> None:
-        for target in blocked:
-            block, array = self._column_array(target), self.row.array(target.out)
-            self.row.emit(f"for (i64 l = 0; l < {LANES}; ++l) {array}[l] += {block}[l];")
+    def _open_sums(self, depth: int) -> None:
+        for target in self.cascaded:
+            start = f"[{LANES}] = {{0}}" if self.plan.is_in_lanes(target.out) else " = 0"
+            self.row.emit(f"{value_type(target.x.dtype)} {self._sum(target, depth)}{start};")
+
+    def _close_sums(self, depth: int) -> None:
+        for target in self.cascaded:
+            total, part = self._sum(target, depth - 1), self._sum(target, depth)
+            if self.plan.is_in_lanes(target.out):
+                self.row.emit(f"for (i64 l = 0; l < {LANES}; ++l) {total}[l] += {part}[l];")
+            else:
+                self.row.emit(f"{total} += {part};")
 
     def _innermost(self) -> None:
         row = self.row
@@ -249,21 +289,25 @@ class SweepPrinter:
         name, low, high = row.names.axis(axis), "0", row.names.dim(self.plan.nest.axes[axis])
         if self.plan.block and axis == self.plan.vector:
             low, high = "low", "high"
-        if self._sums_long(axis):
-            row.open(f"for (i64 begin = {low}; begin < {high}; begin += {SUM_BLOCK})")
-            row.emit(f"const i64 end = lynx_min({high}, begin + {SUM_BLOCK});")
+        if self.block:
+            row.open(f"for (i64 begin = {low}; begin < {high}; begin += {self.block})")
+            row.emit(f"const i64 end = lynx_min({high}, begin + {self.block});")
             self._vector_loop(axis, name, "begin", "end")
             row.close()
         else:
             self._vector_loop(axis, name, low, high)
 
-    def _sums_long(self, axis: str) -> bool:
-        if not any(a.kind == "sum" and is_float(a.dtype) for a, _ in self.updates):
-            return False
-        if self.plan.block and axis == self.plan.vector:
-            return False
-        size = self.plan.nest.axes[axis]
-        return not isinstance(size, int) or size > 2 * SUM_BLOCK
+    def _block_of(self, axis: str) -> int:
+        """Return into how long blocks the innermost loop is cut, 0 if it is not."""
+        is_outer = bool(self.plan.block) and axis == self.plan.vector
+        if is_outer or not any(map(_sums_floats, self.sweep.targets)):
+            return 0
+        has_calls = any(
+            isinstance(i, Apply) and is_called(i.function, i.arguments[0].dtype)
+            for i in self.sweep.needed
+        )
+        block = CALL_BLOCK if has_calls else SUM_BLOCK
+        return block if _is_beyond(self.plan.nest.axes[axis], 2 * block) else 0
 
     def _vector_loop(self, axis: str, name: str, low: str, high: str) -> None:
         row = self.row
@@ -329,11 +373,20 @@ class SweepPrinter:
     def _finish(self) -> None:
         for target, accumulator in self.finishes:
             if isinstance(target, Reduce):
-                name = self.row.name(target.out)
+                name = self._sum(target, self.cuts.count(_FRESH))
                 folded = fold(target.combine, target.x.dtype, name, accumulator.result())
                 self.row.emit(f"{name} = {folded};")
             else:
                 self.row.emit(*self.row.finish(target, accumulator))
+
+
+def _sums_floats(target: Instruction) -> bool:
+    is_sum = isinstance(target, Reduce | Partial) and target.combine == "sum"
+    return is_sum and is_float(target.x.dtype)
+
+
+def _is_beyond(size: Dim, limit: int) -> bool:
+    return not isinstance(size, int) or size > limit
 
 
 def result_axes(partial: Partial) -> list[str]:
