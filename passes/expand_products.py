@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lynx.ir.core import Graph, Op, Value
-from lynx.ir.dims import Dim
+from lynx.ir.dims import Dim, is_equal
 from lynx.ir.dims import product as size_of
 from lynx.ir.ops.convolution import (
     Convolution,
@@ -63,6 +63,8 @@ class ExpandProducts:
             type_ = op.results[0].tensor_type
             if type_.device != "cpu" or type_.dtype not in _FLOATS:
                 return False
+            if isinstance(op, MatrixProduct) and not _have_equal_terms(op):
+                return False
             # Rounding once takes a wide product, which is not what a native type is for.
             is_native = type_.dtype in target.native_products
             return not is_native or isinstance(op, MatrixProduct)
@@ -73,6 +75,15 @@ class ExpandProducts:
             *convolution_rules(Channels(module).are_last),
         )
         return rewrite(module, rules, context, is_chosen)
+
+
+def _have_equal_terms(op: MatrixProduct) -> bool:
+    """Whether the sizes that a product sums over are written alike.
+
+    Where they are not, one may turn out to be 1, and an elementwise product would then repeat it.
+    """
+    b = op.b.shape
+    return is_equal(op.a.shape[-1], b[-2] if len(b) > 1 else b[0])
 
 
 class _Rows:

@@ -292,3 +292,15 @@ def test_symbolic_sizes() -> None:
     flat = Reshape(tensor(batch, rows, 8), (batch * rows, 8))
     linear = AddMatmul(tensor(3), flat.out, tensor(8, 3))
     assert names(run(graph_of(flat, linear), GENERATING))["matmul"] == 1
+
+
+def test_terms_that_are_written_differently_stay_a_product() -> None:
+    """`s0**2` may be 1, but an elementwise product would take it for 64 rows."""
+    size = symbol("s0") ** 2
+    outer = graph_of(Matmul(tensor(64, 1), tensor(size, 64)))
+    columns = Permute(tensor(64, size), (1, 0))
+    row = graph_of(columns, Matmul(tensor(1, 1), columns.out))
+    for graph in (outer, row):
+        assert [op.name for op in run(graph, GENERATING).ops if op.name != "permute"] == ["matmul"]
+    alike = run(graph_of(Matmul(tensor(64, 1), tensor(1, 64))), GENERATING)
+    assert [op.name for op in alike.ops] == ["mul"]
