@@ -6,13 +6,14 @@ A CPU runs all kernels and products between two calls of torch as one function o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .dims import Dim
 from .kernel import Kernel
 from .location import UNKNOWN, Location
+from .ops.fusion import Fused
 from .types import DType
 
 
@@ -100,13 +101,31 @@ SegmentCompiler: TypeAlias = Callable[[tuple[Segment, ...]], tuple[NativeFunctio
 """Compiles the segments of a program together; raises `CompileError` with the kernels at fault."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedLayout:
+    """A fused op and how its tensors lie in memory.
+
+    Strides are in elements, None for inputs that are no tensors. `in_place` maps the index of a
+    result to that of the input over which it is written.
+    """
+
+    op: Fused
+    inputs: tuple[tuple[Dim, ...] | None, ...]
+    results: tuple[tuple[Dim, ...], ...]
+    in_place: Mapping[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """A kernel to be launched on a device; `is_product` if it multiplies matrices."""
+    """A kernel to be launched on a device.
+
+    If the kernel multiplies matrices, `product` is what it was made from: the library can do that
+    part.
+    """
 
     kernel: Kernel
     device: str
-    is_product: bool = False
+    product: FusedLayout | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

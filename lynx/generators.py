@@ -57,6 +57,9 @@ def _launch_compiler(target: Target, settings: Settings) -> Any:
         is_interpreted=target.device == "cpu",
         is_deterministic=torch.are_deterministic_algorithms_enabled(),
         is_strict=settings.strict,
+        tunes=settings.autotune,
+        allow_tf32=torch.get_float32_matmul_precision() != "highest",
+        store=open_store(settings),
         warn=RECORDS.warn,
     )
 

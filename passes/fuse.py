@@ -14,6 +14,7 @@ from lynx.ir.types import TensorType
 from .base import PassContext, Remark, Requirement, register_pass
 from .fusion import why_not
 from .fusion.cluster import Clusters
+from .fusion.emit_products import PRODUCTS
 from .fusion.regions import Rewriter
 from .layouts import chosen_strides, has_rule, view_strides
 from .lower import bound_symbols
@@ -57,6 +58,8 @@ class _Fusion:
     def _fits(self, op: Op) -> bool:
         if isinstance(op, Aten):
             return False
+        if isinstance(op, PRODUCTS):
+            return False  # the library multiplies matrices
         reason = why_not(op) or self._foreign(op)
         if not reason:
             return True

@@ -9,6 +9,7 @@ from .decompose import Decompose
 from .expand_products import ExpandProducts
 from .fold_constants import FoldConstants
 from .fuse import Fuse
+from .fuse_products import FuseProducts
 from .layout_convolutions import LayoutConvolutions
 from .lower import Lower
 from .mark_writes import MarkWrites
@@ -69,7 +70,8 @@ REDUCE_OVERHEAD = Pipeline(
     )
 )
 
-# Compile time does not count: large constants, and a longer search for a tight packing.
+# Compile time does not count: large constants, products to be measured against the library, and a
+# longer search for a tight packing.
 MAX_AUTOTUNE = Pipeline(
     (
         Canonicalize(),
@@ -88,6 +90,7 @@ MAX_AUTOTUNE = Pipeline(
         RemoveDeadCode(),
         MarkWrites(),
         Fuse(),
+        FuseProducts(),
         Lower(),
         Reinplace(),
         PlanMemory(budget=10 * DEFAULT_BUDGET),

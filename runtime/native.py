@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from lynx.ir.core import Op, Value
+from lynx.ir.core import Value
 from lynx.ir.dims import is_static
 from lynx.ir.errors import LynxError
 from lynx.ir.kernel import Kernel
@@ -126,16 +126,15 @@ def _launches(steps: NativeSteps, launcher: Launcher) -> _Made:
     requests: dict[int, LaunchRequest] = {}
     kernels = {n: step for n, step in steps.found.items() if isinstance(step, KernelStep)}
     for index, step in kernels.items():
-        requests[index] = LaunchRequest(step.kernel, step.device, _multiplies(step.op))
+        product = step.layout if _multiplies(step.layout.op) else None
+        requests[index] = LaunchRequest(step.kernel, step.device, product)
     distinct = tuple(dict.fromkeys(requests.values()))
     launches = dict(zip(distinct, launcher.compile(distinct), strict=True))
     return {"launched": {n: (step, launches[requests[n]]) for n, step in kernels.items()}}
 
 
-def _multiplies(op: Op) -> bool:
-    return isinstance(op, Fused) and any(
-        isinstance(part, MatrixProduct | AddProduct) for part in op.body.ops
-    )
+def _multiplies(op: Fused) -> bool:
+    return any(isinstance(part, MatrixProduct | AddProduct) for part in op.body.ops)
 
 
 def _needed(native: NativeProgram) -> set[Value]:

@@ -11,7 +11,7 @@ from lynx.ir.dims import Dim, free_symbols
 from lynx.ir.errors import CompileError
 from lynx.ir.kernel import Kernel, Load
 from lynx.ir.location import Location
-from lynx.ir.native import KernelCall, NativeCall, Pointer, ProductCall, Segment
+from lynx.ir.native import FusedLayout, KernelCall, NativeCall, Pointer, ProductCall, Segment
 from lynx.ir.ops.aten import Resource, Symbolic
 from lynx.ir.ops.fusion import Fused, Region
 from lynx.ir.ops.layout import Reshape
@@ -37,7 +37,7 @@ class KernelStep:
     Values of no dimensions may lie on the CPU, wherever the kernel runs.
     """
 
-    op: Op
+    layout: FusedLayout
     kernel: Kernel
     values: tuple[Value, ...]
     device: str
@@ -138,13 +138,14 @@ class NativeSteps:
             for index, placement in enumerate(step.placements)
             if isinstance(placement, InPlace | Target) and placement.of in fused.inputs
         }
+        layout = FusedLayout(
+            fused,
+            tuple(None if place is None else place.strides for place in inputs),
+            tuple(place.strides for place in results if place is not None),
+            in_place,
+        )
         try:
-            kernel = self.factory.kernel_of(
-                fused,
-                [None if place is None else place.strides for place in inputs],
-                [place.strides for place in results if place is not None],
-                in_place,
-            )
+            kernel = self.factory.kernel_of(fused, layout.inputs, layout.results, in_place)
         except CompileError as error:
             self.refused.append(Remark("kernel", f"{error.message}: runs through torch", op.loc))
             return None
@@ -155,7 +156,7 @@ class NativeSteps:
         named = {f"x{index}": value for index, value in enumerate(fused.inputs)}
         named |= {f"y{index}": value for index, value in enumerate(op.results)}
         values = tuple(named[buffer.name] for buffer in kernel.buffers)
-        return KernelStep(fused, kernel, values, device, op.loc)
+        return KernelStep(layout, kernel, values, device, op.loc)
 
     def _place_of(self, value: Value, device: str) -> Place | None:
         """Return the place of an input: on the device, or a number in a tensor on the CPU."""

@@ -7,24 +7,30 @@ Results are kept in the artifact store, by kernel and device.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import math
 import re
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 import triton
 import triton.testing
 
+from lynx.ir.dims import evaluate
 from lynx.ir.kernel import Kernel
 from lynx.ir.store import ArtifactStore
 
-from .launch import TritonKernel, launchable, load_module
+from .launch import Launchable, TritonKernel, load_module
 from .matmul import contraction_of, product_candidates
 from .module import PrintedModule, print_product_module, print_staged
+from .precompile import precompile
 from .schedule import Schedule, candidates, choose
+from .sizes import estimate
 from .stages import stage
 
 Measure = Callable[[Callable[[], None]], float]
@@ -38,27 +44,65 @@ def device_time(call: Callable[[], None]) -> float:
     return float(triton.testing.do_bench(call, warmup=5, rep=20, return_mode="median"))
 
 
-def fastest(
-    calls: Sequence[Callable[[], None]],
-    key: str,
-    store: ArtifactStore | None,
-    measure: Measure = device_time,
-) -> int:
-    """Return the index of the fastest call: the remembered one, or else by measurement.
+def wall_time(call: Callable[[], None]) -> float:
+    """Return the time of one call by the clock of the host, in seconds: for the interpreter."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
-    A call that raises, as one whose tile needs more memory than there is, is out. The first one is
-    taken where all raise.
+
+Make = Callable[[Kernel, PrintedModule], Launchable]
+"""Makes of a printed module what can be launched."""
+
+
+def loaded(kernel: Kernel, printed: PrintedModule) -> TritonKernel:
+    """Return the launcher of a printed module."""
+    return TritonKernel(printed, kernel.symbols, load_module(printed.text, printed.name))
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """How to measure, and where to remember it.
+
+    `device` is the name under which results are kept, that of the device unless given; `make` makes
+    modules launchable.
     """
-    path = store.find(KIND, key) if store is not None else None
-    if path is not None:
-        remembered = _read(path.read_bytes(), len(calls))
-        if remembered is not None:
-            return remembered
-    times = [_time(call, measure) for call in calls]
-    best = min(range(len(calls)), key=lambda index: (times[index], index))
-    if store is not None:
-        store.put(KIND, key, json.dumps({"fastest": best, "of": len(calls)}).encode())
-    return best
+
+    store: ArtifactStore | None = None
+    measure: Measure = device_time
+    device: str = ""
+    make: Make = loaded
+
+    def name_of(self, tensors: Sequence[torch.Tensor]) -> str:
+        """Return the name under which results on the device of these tensors are kept."""
+        device = tensors[0].device
+        if self.device or device.type != "cuda":
+            return self.device or device.type
+        return torch.cuda.get_device_name(device)
+
+    def fastest(
+        self,
+        calls: Sequence[Callable[[], None]],
+        key: str,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> int:
+        """Return the index of the fastest call: the remembered one, or else by measurement.
+
+        `prepare` is called before the first measurement. A call that raises, as one whose tile
+        needs more memory than there is, is out. The first one is taken where all raise.
+        """
+        path = self.store.find(KIND, key) if self.store is not None else None
+        if path is not None:
+            remembered = _read(path.read_bytes(), len(calls))
+            if remembered is not None:
+                return remembered
+        prepare()
+        times = [_time(call, self.measure) for call in calls]
+        best = min(range(len(calls)), key=lambda index: (times[index], index))
+        if self.store is not None and math.isfinite(times[best]):
+            contents = json.dumps({"fastest": best, "of": len(calls)}).encode()
+            self.store.put(KIND, key, contents)
+        return best
 
 
 def _read(data: bytes, count: int) -> int | None:
@@ -75,7 +119,7 @@ def _read(data: bytes, count: int) -> int | None:
 def _time(call: Callable[[], None], measure: Measure) -> float:
     try:
         return measure(call)
-    except (triton.TritonError, RuntimeError):
+    except Exception:  # whatever Triton raises: what does not run is not fastest
         return float("inf")
 
 
@@ -94,33 +138,76 @@ def autotune(
     kernel: Kernel,
     tensors: Sequence[torch.Tensor],
     sizes: Mapping[str, int],
-    store: ArtifactStore | None = None,
+    tuner: Tuner | None = None,
     *,
     is_deterministic: bool = False,
-    measure: Measure = device_time,
-    device: str = "",
-) -> TritonKernel:
-    """Return a kernel with the schedules that are fastest on tensors like these, stage by stage.
+) -> PrintedModule:
+    """Return the module with the schedules that are fastest on tensors like these, for each stage.
 
-    What is written is written to copies. `device` is the name under which results are kept.
+    What is written is written to copies.
     """
+    tuner = tuner if tuner is not None else Tuner()
     staged = stage(kernel, is_deterministic=is_deterministic)
     chosen = [choose(part) for part in staged.stages]
-    scratch = _copies(kernel, tensors)
+    scratch = _copies(kernel, tensors, sizes)
     values = [sizes[symbol] for symbol in kernel.symbols]
 
-    def printed_with(place: int, schedule: Schedule) -> PrintedModule:
-        schedules = tuple(schedule if i == place else s for i, s in enumerate(chosen))
-        return print_staged(kernel, staged, is_deterministic=is_deterministic, schedules=schedules)
+    def printed_with(schedules: Sequence[Schedule]) -> PrintedModule:
+        return print_staged(
+            kernel, staged, is_deterministic=is_deterministic, schedules=tuple(schedules)
+        )
 
-    name = device or _device_name(tensors)
     for place, part in enumerate(staged.stages):
         options = candidates(part)
-        modules = [printed_with(place, schedule) for schedule in options]
-        calls = [_call(module, scratch, values) for module in modules]
-        key = measurement_key(modules[0], f"{name} stage {place}", values)
-        chosen[place] = options[fastest(calls, key, store, measure)]
-    return launchable(kernel, is_deterministic=is_deterministic, schedules=tuple(chosen))
+        modules = [printed_with([*chosen[:place], o, *chosen[place + 1 :]]) for o in options]
+        calls = [_call(tuner.make(kernel, module), scratch, values) for module in modules]
+        key = measurement_key(modules[0], f"{tuner.name_of(tensors)} stage {place}", values)
+        best = tuner.fastest(calls, key, functools.partial(_precompile, modules, tensors))
+        chosen[place] = options[best]
+    return printed_with(chosen)
+
+
+WORTH_TUNING = 1 << 17
+"""Bytes that a kernel must move at least: below, a launch takes longer than the work."""
+
+
+def is_worth_tuning(kernel: Kernel) -> bool:
+    """Whether a kernel moves so many bytes that its schedule may matter."""
+    moved = sum(estimate(buffer.extent) * buffer.dtype.itemsize for buffer in kernel.buffers)
+    return moved >= WORTH_TUNING or bool(kernel.symbols)
+
+
+@dataclass(eq=False)
+class TunedKernel:
+    """Launches a kernel, measured on the first tensors of each magnitude of sizes.
+
+    `printed` has the schedules that sizes suggest, for when there is no memory to measure.
+    """
+
+    kernel: Kernel
+    printed: PrintedModule
+    tuner: Tuner
+    is_deterministic: bool = False
+    chosen: dict[tuple[int, ...], Launchable] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def launch(self, tensors: Sequence[torch.Tensor], values: Sequence[int]) -> None:
+        """Launch on these tensors."""
+        key = tuple(value.bit_length() for value in values)
+        with self.lock:
+            if key not in self.chosen:
+                self.chosen[key] = self._tuned(tensors, values)
+        self.chosen[key].launch(tensors, values)
+
+    def _tuned(self, tensors: Sequence[torch.Tensor], values: Sequence[int]) -> Launchable:
+        sizes = dict(zip(self.kernel.symbols, values, strict=True))
+        try:
+            printed = autotune(
+                self.kernel, tensors, sizes, self.tuner, is_deterministic=self.is_deterministic
+            )
+        except torch.OutOfMemoryError:
+            printed = self.printed
+        return self.tuner.make(self.kernel, printed)
 
 
 def autotune_product(
@@ -128,52 +215,49 @@ def autotune_product(
     tensors: Sequence[torch.Tensor],
     sizes: Mapping[str, int],
     library: Callable[[Sequence[torch.Tensor]], None],
-    store: ArtifactStore | None = None,
+    tuner: Tuner | None = None,
     *,
     allow_tf32: bool = False,
-    measure: Measure = device_time,
-    device: str = "",
-) -> TritonKernel | None:
-    """Return the fastest tiled product for a kernel, None where the library is not slower.
+) -> PrintedModule | None:
+    """Return the module of the fastest tiled product, None where the library is not slower.
 
     `library` computes the same into the same tensors. None too if the kernel is no matrix product.
     """
+    tuner = tuner if tuner is not None else Tuner()
     contraction = contraction_of(kernel)
     if isinstance(contraction, str):
         return None
     options = [replace(one, tf32=allow_tf32) for one in product_candidates(contraction)]
     modules = [print_product_module(contraction, schedule) for schedule in options]
-    scratch = _copies(kernel, tensors)
+    scratch = _copies(kernel, tensors, sizes)
     values = [sizes[symbol] for symbol in kernel.symbols]
     calls: list[Callable[[], None]] = [lambda: library(scratch)]
-    calls.extend(_call(module, scratch, values) for module in modules)
-    key = measurement_key(modules[0], f"{device or _device_name(tensors)} product", values)
-    best = fastest(calls, key, store, measure)
-    if best == 0:
-        return None
-    printed = modules[best - 1]
-    return TritonKernel(printed, kernel.symbols, load_module(printed.text, printed.name))
+    calls.extend(_call(tuner.make(kernel, module), scratch, values) for module in modules)
+    key = measurement_key(modules[0], f"{tuner.name_of(tensors)} product", values)
+    best = tuner.fastest(calls, key, functools.partial(_precompile, modules, tensors))
+    return None if best == 0 else modules[best - 1]
+
+
+def _precompile(modules: Sequence[PrintedModule], tensors: Sequence[torch.Tensor]) -> None:
+    """Compile what will be measured side by side; what does not compile will not be fastest."""
+    device = tensors[0].device
+    if device.type == "cuda":
+        precompile([(module, str(device)) for module in modules])
 
 
 def _call(
-    printed: PrintedModule, tensors: Sequence[torch.Tensor], values: Sequence[int]
+    launchable: Launchable, tensors: Sequence[torch.Tensor], values: Sequence[int]
 ) -> Callable[[], None]:
-    def call() -> None:
-        failures: Any = None
-        if printed.messages:
-            failures = torch.zeros(
-                len(printed.messages), dtype=torch.int32, device=tensors[0].device
-            )
-        load_module(printed.text, printed.name)["run"](*tensors, failures, *values)
-
-    return call
+    return lambda: launchable.launch(tensors, values)
 
 
-def _copies(kernel: Kernel, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    pairs = zip(kernel.buffers, tensors, strict=True)
-    return [tensor.clone() if buffer.is_written else tensor for buffer, tensor in pairs]
-
-
-def _device_name(tensors: Sequence[torch.Tensor]) -> str:
-    device = tensors[0].device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+def _copies(
+    kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]
+) -> list[torch.Tensor]:
+    """Return the tensors, with copies of all the memory that is written."""
+    copies = []
+    for buffer, tensor in zip(kernel.buffers, tensors, strict=True):
+        if buffer.is_written:
+            tensor = tensor.data.as_strided((evaluate(buffer.extent, sizes),), (1,)).clone()
+        copies.append(tensor)
+    return copies

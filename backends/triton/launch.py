@@ -8,7 +8,7 @@ import hashlib
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,6 +17,14 @@ from lynx.ir.kernel import Kernel
 from .failures import Failures
 from .module import PrintedModule, print_module
 from .schedule import Schedule
+
+
+class Launchable(Protocol):
+    """A kernel that can be launched on tensors, with the values of its symbols."""
+
+    def launch(self, tensors: Sequence[torch.Tensor], values: Sequence[int]) -> None:
+        """Launch on memory that starts at the first elements of these tensors."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

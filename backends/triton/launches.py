@@ -5,21 +5,31 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from lynx.ir.errors import CompileError, LynxError
 from lynx.ir.kernel import Kernel, Load
 from lynx.ir.native import Launch, LaunchRequest
+from lynx.ir.store import ArtifactStore
 
+from .autotune import (
+    Measure,
+    TunedKernel,
+    Tuner,
+    device_time,
+    is_worth_tuning,
+    loaded,
+    wall_time,
+)
 from .interpreter import InterpretedKernel
-from .launch import TritonKernel, load_module
+from .launch import Launchable
 from .module import PrintedModule, print_module
 from .precompile import precompile
+from .products import ProductKernel, library_product
 
 
 class KernelLaunchError(CompileError):
@@ -30,16 +40,24 @@ class KernelLaunchError(CompileError):
         self.kernels = kernels
 
 
-class Launchable(Protocol):
-    """A kernel that can be launched on tensors, with the values of its symbols."""
-
-    def launch(self, tensors: Sequence[torch.Tensor], values: Sequence[int]) -> None:
-        """Launch on memory that starts at the first elements of these tensors."""
-        ...
-
-
 def _ignore(message: str) -> None:
     del message
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A kernel that has a form: the modules to compile, and what will be launched."""
+
+    request: LaunchRequest
+    modules: tuple[PrintedModule, ...]
+    symbols: tuple[str, ...]
+    inner: Launchable
+    is_safe: bool
+
+    @property
+    def source(self) -> str:
+        """The text of all modules."""
+        return "\n".join(module.text for module in self.modules)
 
 
 @dataclass(frozen=True)
@@ -47,47 +65,83 @@ class LaunchCompiler:
     """Compiles kernels: all that a program needs, side by side.
 
     With `is_interpreted` they run on CPU tensors in Triton's interpreter. With `is_deterministic`
-    floating sums into memory run in a fixed order. `warn` hears of each kernel that the device
-    refuses when it is launched, once; with `is_strict` that raises.
+    floating sums into memory run in a fixed order. With `tunes` schedules are measured when kernels
+    are launched first, and remembered in `store`; products of matrices compete with the library,
+    and may round `f32` to `tf32` if `allow_tf32` says so. `warn` hears of each kernel that the
+    device refuses when it is launched, once; with `is_strict` that raises.
     """
 
     is_interpreted: bool = False
     is_deterministic: bool = False
     is_strict: bool = False
+    tunes: bool = False
+    allow_tf32: bool = False
+    store: ArtifactStore | None = None
+    measure: Measure | None = None
     warn: Callable[[str], None] = field(default=_ignore)
 
     def __call__(self, requests: tuple[LaunchRequest, ...]) -> tuple[Launch, ...]:
         """Return the launches; `KernelLaunchError` names kernels that do not build."""
-        printed: dict[Kernel, PrintedModule] = {}
+        built: list[Built] = []
         failed: dict[Kernel, str] = {}
         for request in requests:
-            kernel = request.kernel
             try:
-                printed[kernel] = print_module(kernel, is_deterministic=self.is_deterministic)
+                built.append(self._built(request))
             except LynxError as error:
-                failed[kernel] = f"kernel '{kernel.name}' has no Triton form: {error}"
+                name = request.kernel.name
+                failed[request.kernel] = f"kernel '{name}' has no Triton form: {error}"
         if not self.is_interpreted:
-            built = [request for request in requests if request.kernel in printed]
-            modules = [(printed[request.kernel], request.device) for request in built]
-            for request, wrong in zip(built, precompile(modules), strict=True):
-                if wrong is not None:
-                    text = printed[request.kernel].text
-                    failed[request.kernel] = refusal(request.kernel, text, wrong)
+            for one, wrong in _precompiled(built):
+                failed[one.request.kernel] = refusal(one.request.kernel, one.source, wrong)
         if failed:
             raise KernelLaunchError("; ".join(failed.values()), tuple(failed))
-        return tuple(self._launch(request.kernel, printed[request.kernel]) for request in requests)
+        return tuple(map(self._launch, built))
 
-    def _launch(self, kernel: Kernel, printed: PrintedModule) -> Launch:
+    def _built(self, request: LaunchRequest) -> Built:
+        kernel = request.kernel
+        if request.product is not None:
+            product = library_product(
+                request.product, kernel, is_deterministic=self.is_deterministic
+            )
+            multiplies = ProductKernel(kernel, product, self._made, self._tuner(), self.allow_tf32)
+            modules = tuple(part.printed for part in product.parts)
+            return Built(request, modules, product.symbols, multiplies, is_safe=True)
+        printed = print_module(kernel, is_deterministic=self.is_deterministic)
+        tuner = self._tuner()
         inner: Launchable
-        if self.is_interpreted:
-            inner = InterpretedKernel(kernel, printed)
+        if tuner is not None and is_worth_tuning(kernel):
+            inner = TunedKernel(kernel, printed, tuner, self.is_deterministic)
         else:
-            namespace = load_module(printed.text, printed.name)
-            inner = TritonKernel(printed, kernel.symbols, namespace)
+            inner = self._made(kernel, printed)
         is_safe = len(printed.stages) == 1 or not _writes_over_operands(kernel)
-        can_fall_back = is_safe and not self.is_strict
-        guarded = GuardedLaunch(kernel, printed.text, inner, self.warn, can_fall_back)
-        return Launch(guarded, kernel.symbols, printed.text)
+        return Built(request, (printed,), kernel.symbols, inner, is_safe)
+
+    def _tuner(self) -> Tuner | None:
+        if not self.tunes:
+            return None
+        measure = self.measure or (wall_time if self.is_interpreted else device_time)
+        name = "interpreter" if self.is_interpreted else ""
+        return Tuner(self.store, measure, name, self._made)
+
+    def _made(self, kernel: Kernel, printed: PrintedModule) -> Launchable:
+        if self.is_interpreted:
+            return InterpretedKernel(kernel, printed)
+        return loaded(kernel, printed)
+
+    def _launch(self, built: Built) -> Launch:
+        kernel = built.request.kernel
+        can_fall_back = built.is_safe and not self.is_strict
+        guarded = GuardedLaunch(kernel, built.source, built.inner, self.warn, can_fall_back)
+        return Launch(guarded, built.symbols, built.source)
+
+
+def _precompiled(built: Sequence[Built]) -> Iterator[tuple[Built, Exception]]:
+    """Compile all modules for their devices; yield what did not work."""
+    jobs = [(one, module) for one in built for module in one.modules]
+    errors = precompile([(module, one.request.device) for one, module in jobs])
+    for (one, _), error in zip(jobs, errors, strict=True):
+        if error is not None:
+            yield one, error
 
 
 @dataclass(eq=False)

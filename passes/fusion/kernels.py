@@ -14,7 +14,13 @@ from lynx.ir.types import DType, TensorType
 from lynx.ir.writing import is_write, written_into, written_shape
 
 # They register rules.
-from . import emit_elementwise, emit_layout, emit_reduction, emit_writes  # noqa: F401
+from . import (  # noqa: F401
+    emit_elementwise,
+    emit_layout,
+    emit_products,
+    emit_reduction,
+    emit_writes,
+)
 from .coalesce import coalesced, reordered
 from .coordinates import ZERO, Coordinates, along, position_of
 from .emit import Emitter, Write, axes_in, why_not

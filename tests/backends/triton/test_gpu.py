@@ -7,7 +7,7 @@ import torch
 
 from lynx.backends.reference.kernels import run_kernel
 from lynx.backends.triton import launchable, raise_failures
-from lynx.backends.triton.autotune import autotune
+from lynx.backends.triton.autotune import autotune, loaded
 from lynx.ir.types import DType
 from tests.backends.triton import samples
 from tests.backends.triton.test_kernels import contents
@@ -75,6 +75,6 @@ def test_autotuned_kernels_are_right() -> None:
     kernel = samples.softmax(512, 1024, DType.BF16)
     theirs = [contents(buffer, {}) for buffer in kernel.buffers]
     ours = [tensor.cuda() for tensor in theirs]
-    autotune(kernel, ours, {})(ours, {})
+    loaded(kernel, autotune(kernel, ours, {})).launch(ours, [])
     run_kernel(kernel, theirs)
     torch.testing.assert_close(ours[1].cpu(), theirs[1], rtol=1e-2, atol=1e-2)
