@@ -26,6 +26,7 @@ from lynx.ir.ops.reduction import (
     VarianceAndMean,
     VectorNorm,
 )
+from lynx.ir.types import DType
 
 from .decompose_build import (
     Number,
@@ -75,6 +76,9 @@ def expand_moment(
     if divisor is None:
         return NoMatch("a fraction is taken from a symbolic count")
     x = wide(op.x)
+    # On CPUs eager adds up in `f64`, and so must we to be as accurate.
+    if op.x.tensor_type.dtype is DType.F32 and op.x.tensor_type.device == "cpu":
+        x = Number(x.to(DType.F64))
     average = mean(x, op.dims)
     moment = total(square(x - average), op.dims, keepdim=op.keepdim) / divisor
     if isinstance(op, StandardDeviation | DeviationAndMean):

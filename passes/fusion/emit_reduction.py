@@ -56,6 +56,8 @@ def _total(emitter: Emitter, op: Any, want: Want) -> Emission:
     x = yield inner
     dtype = result_dtype(op)
     combine = "sum" if op.name == "sum" else "prod"
+    if dtype is DType.BOOL:
+        combine = "any" if op.name == "sum" else "all"
     result = _combined(emitter, combine, _summand(emitter, x, dtype), over)
     return (emitter.builder.convert(result, dtype),)
 
