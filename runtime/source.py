@@ -202,8 +202,9 @@ class _Writer:
             return self.lines.use(value)
         if value not in self.flats:
             self.flats[value] = self.lines.names.unique(f"{self.lines.locals[value]}_flat")
-            line = f"{self.flats[value]} = {self.lines.helper(flat)}({self.lines.use(value)})"
-            self.lines.add(op, line)
+            dtype = torch_dtype(value.tensor_type.dtype)
+            made = f"{self.lines.helper(flat)}({self.lines.use(value)}, {dtype})"
+            self.lines.add(op, f"{self.flats[value]} = {made}")
         return self.flats[value]
 
     # steps over tensors: kernels that the host launches, and what torch runs

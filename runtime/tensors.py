@@ -37,19 +37,26 @@ class Memory:
         return storage_use_count(self.storage) == 1 + len(self._bases)
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
+def flat(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the tensor if its memory holds its elements in row-major order, else a copy.
 
-    A tensor that is only marked as negated or conjugated holds others.
+    A tensor that is only marked as negated or conjugated holds others, and some operators return
+    another type than their fake form promised.
     """
+    if tensor.dtype is not dtype:
+        tensor = tensor.to(dtype)
     if tensor.is_neg() or tensor.is_conj():
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor.contiguous()
 
 
+class OutOfRangeError(IndexError, RuntimeError):
+    """An index is out of range; operators of torch raise the one or the other."""
+
+
 def raise_failure(messages: tuple[str, ...], error: int) -> None:
     """Raise what the check of a native segment found; `error` counts from 1."""
-    raise IndexError(messages[error - 1])
+    raise OutOfRangeError(messages[error - 1])
 
 
 def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -92,6 +92,20 @@ def test_kernels_that_do_not_build_are_left_to_torch(monkeypatch: pytest.MonkeyP
         assert torch.allclose(compiled(x), torch.tanh(x) * 2)
 
 
+def test_an_operator_that_returns_another_type_than_its_fake_form() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.smooth_l1_loss(x, y)
+
+    x = torch.randn(40, requires_grad=True)
+    y = torch.randn(40, dtype=torch.bfloat16, requires_grad=True)
+    expected = torch.autograd.grad(function(x, y), (x, y))
+    compiled = torch.compile(function, backend="lynx", options={"strict": True})
+    actual = torch.autograd.grad(compiled(x, y), (x, y))
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert ours.dtype is theirs.dtype
+        assert torch.allclose(ours, theirs)
+
+
 def break_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every kernel with a sine have an instruction twice."""
 
