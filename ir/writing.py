@@ -65,6 +65,13 @@ def written_into(op: Op) -> Value | None:
     return None if isinstance(op, EmbeddingBackward) else op.operands[0]
 
 
+def storage_of(value: Value) -> Value:
+    """Return the value in whose memory a view lies."""
+    while value.op is not None and value.op.is_view:
+        value = value.op.operands[0]
+    return value
+
+
 def reads_part_of(op: Op, reader: Op | None) -> bool:
     """Whether a view is exactly the part of a tensor that a write replaces."""
     if not isinstance(op, SliceScatter) or not isinstance(reader, Select | Slice):

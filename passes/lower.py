@@ -104,11 +104,7 @@ class _Lowering:
             value: spec.strides for value, spec in zip(graph.inputs, graph.input_specs, strict=True)
         }
         self.bound = frozenset(bound_symbols(graph.inputs, graph.input_specs))
-        self.wanted = {
-            value: spec.strides
-            for value, spec in reversed([*zip(graph.outputs, graph.output_specs, strict=True)])
-            if value is not None and spec.strides is not None
-        }
+        self.wanted = _wanted(graph)
         self.refused: dict[str, None] = {}
         self.products = product_strides(graph) if context.target.has_products else {}
 
@@ -220,6 +216,20 @@ class _Lowering:
             size = storage_bytes(result.tensor_type, strides)
             placements.append(Saved(strides, size) if kind is Saved else Arena(strides, size))
         return tuple(placements)
+
+
+def _wanted(graph: Graph) -> dict[Value, Strides]:
+    """Return the layouts that the caller wants of outputs, and torch of what it is called with."""
+    wanted: dict[Value, Strides] = {}
+    for value, spec in zip(graph.outputs, graph.output_specs, strict=True):
+        if value is not None and spec.strides is not None:
+            wanted.setdefault(value, spec.strides)
+    for op in graph.ops:
+        if isinstance(op, Aten):
+            for value, strides in zip(op.operands, op.operand_strides, strict=False):
+                if strides is not None:
+                    wanted.setdefault(value, strides)
+    return wanted
 
 
 def _escape(escapes: dict[Value, type[Placement]], value: Value, kind: type[Placement]) -> None:

@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from lynx.ir.core import Graph, Mutation, Op, Value
 from lynx.ir.ops.aten import Aten, Resource
+from lynx.ir.ops.elementwise_arithmetic import Copy
 from lynx.ir.ops.factory import Full, Iota
 from lynx.ir.ops.layout_slicing import SliceScatter
 from lynx.ir.types import TensorType
-from lynx.ir.writing import Carried, carried_by, is_write, written_into
+from lynx.ir.writing import Carried, carried_by, is_write, storage_of, written_into
 
 from .base import PassContext, Requirement, register_pass
 from .requirements import IS_GRAPH
@@ -24,7 +25,8 @@ class MarkWrites:
 
     That is an input that is to hold the result, or a value that nothing else needs afterwards. Of
     a write into a part of such a tensor, which is then put back, the whole is marked: the part and
-    the tensor are one memory. What reads the part afterwards reads it from the tensor.
+    the tensor are one memory. What reads the part afterwards reads it from the tensor, and what is
+    to be written is copied first if it lies there itself.
     """
 
     name: ClassVar[str] = "mark-writes"
@@ -35,7 +37,7 @@ class MarkWrites:
         if not any(map(_may_write, module.ops)):
             return module
         chains = _Chains(module)
-        found = [chain for chain in chains.chains if chain.has_slices and chains.is_in_place(chain)]
+        found = [c for c in chains.chains if c.is_changed and chains.is_in_place(c)]
         return _Rewriter(module, chains, found).graph() if found else module
 
 
@@ -56,9 +58,19 @@ class _Chain:
         return written_into(self.ops[-1])
 
     @property
-    def has_slices(self) -> bool:
-        """Whether there is anything to mark."""
-        return any(isinstance(op, SliceScatter) for op in self.ops)
+    def is_changed(self) -> bool:
+        """Whether there is anything to mark, or to copy."""
+        return any(isinstance(op, SliceScatter) for op in self.ops) or bool(self.looks)
+
+    @property
+    def looks(self) -> tuple[Value, ...]:
+        """The operands that are only another look at the tensor that is written into."""
+        first, into = self.ops[0], self.into
+        own = written_into(first)
+        root = None if into is None else storage_of(into)
+        return tuple(
+            v for v in dict.fromkeys(first.operands) if v is not own and storage_of(v) is root
+        )
 
     @property
     def result(self) -> Value:
@@ -184,7 +196,11 @@ class _Rewriter:
 
     def _write(self, chain: _Chain) -> Value:
         """Emit the ops of a chain, and return what the tensor becomes."""
-        first = chain.ops[0].replace_operands(self.mapping)
+        made = {value: self.mapping.get(value, value) for value in chain.ops[0].operands}
+        for value in chain.looks:
+            # It has to be read before anything is written.
+            made[value] = self._add(Copy(made[value], loc=chain.ops[0].loc))
+        first = chain.ops[0].replace_operands(made)
         if isinstance(first, SliceScatter):
             first = dataclasses.replace(first, in_place=True)
         value = self._add(first)

@@ -17,6 +17,7 @@ from .offsets import DEFAULT_BUDGET
 from .pipeline import NAMED_PIPELINES, Pipeline
 from .plan_memory import PlanMemory
 from .reinplace import Reinplace
+from .share_heads import ShareHeads
 from .widen_products import WidenProducts
 
 DEFAULT = Pipeline(
@@ -34,6 +35,7 @@ DEFAULT = Pipeline(
         LayoutConvolutions(),
         ExpandProducts(),
         WidenProducts(),
+        ShareHeads(),
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
@@ -59,6 +61,7 @@ REDUCE_OVERHEAD = Pipeline(
         LayoutConvolutions(),
         ExpandProducts(),
         WidenProducts(),
+        ShareHeads(),
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
@@ -85,6 +88,7 @@ MAX_AUTOTUNE = Pipeline(
         LayoutConvolutions(),
         ExpandProducts(),
         WidenProducts(),
+        ShareHeads(),
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),

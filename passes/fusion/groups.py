@@ -21,6 +21,7 @@ from lynx.ir.writing import (
     is_write,
     may_collide,
     reads_part_of,
+    storage_of,
     written_into,
     written_shape,
 )
@@ -245,14 +246,7 @@ def lies_elsewhere(op: Op, value: Value) -> bool:
     into = written_into(op) if is_write(op) else None
     if into is None or reads_part_of(op, value.op):
         return False
-    return _root(value) is _root(into)
-
-
-def _root(value: Value) -> Value:
-    """Return the value in whose memory a view lies."""
-    while value.op is not None and value.op.is_view:
-        value = value.op.operands[0]
-    return value
+    return storage_of(value) is storage_of(into)
 
 
 def founded(number: int, op: Op) -> Group:

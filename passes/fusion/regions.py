@@ -9,7 +9,7 @@ from lynx.ir.core import Graph, Op, Value
 from lynx.ir.dims import Dim, product
 from lynx.ir.ops.fusion import Fused, Region
 from lynx.ir.ops.reduction import Reduction
-from lynx.ir.writing import carried_by, is_write, reads_part_of, written_into
+from lynx.ir.writing import carried_by, is_write, reads_part_of, storage_of, written_into
 
 from .cluster import Clusters
 from .emit import why_not
@@ -69,6 +69,8 @@ class Rewriter:
         for group in clusters.groups:
             if group.into is None:
                 self.members[group] = sorted(group.ops, key=clusters.positions.__getitem__)
+        targets = (written_into(op) for op in graph.ops if is_write(op))
+        self.written = {storage_of(value) for value in targets if value is not None}
         users = _users(graph)
         self._inline_producers(users)
         self.cheap = self._cheap_members(users)
@@ -196,6 +198,8 @@ class Rewriter:
             else:
                 return None
         size = estimated_bytes(op.results[0].type)
+        if any(storage_of(value) in self.written for value in read):
+            return None  # it would be read once more after it may have been written
         if count > MAX_CHEAP or sum(estimated_bytes(value.type) for value in read) > SLACK * size:
             return None
         return count, read

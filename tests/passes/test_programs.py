@@ -101,6 +101,33 @@ def test_refused(old: str, new: str, code: str, message: str) -> None:
     assert message in caught.value.message
 
 
+CHAIN = """program @p(%x: f32[4] {strides = [1]}, %y: f32[4] {strides = [1]}) {
+  %0 = exp %x : f32[4]  -> in_place(%x)
+  %1 = tanh %0 : f32[4]  -> in_place(%0)
+  return mutates (%x: %1)
+  mutation 0: in_place
+}
+"""
+
+
+def test_an_input_may_take_on_several_values() -> None:
+    verify_program(parse_program(CHAIN))
+    for old, new, code, message in (
+        ("mutates (%x: %1)", "mutates (%y: %1)", "bad-placement", "input 'x', which is to stay"),
+        (
+            "  return",
+            "  %2 = sin %1 : f32[4]  -> in_place(%1)\n  return",
+            "bad-mutation",
+            "the new value of 'x' was written over",
+        ),
+        ("mutation 0: in_place", "mutation 0: copy", "bad-mutation", "by 'copy'"),
+    ):
+        with pytest.raises(CompileError) as caught:
+            verify_program(parse_program(CHAIN.replace(old, new, 1)))
+        assert caught.value.code == code
+        assert message in caught.value.message
+
+
 def test_a_copy_must_not_come_after_its_source_has_changed() -> None:
     text = """program @swap(%a: f32[4], %b: f32[4]) {
   return mutates (%a: %b, %b: %a)
