@@ -34,14 +34,18 @@ class Compiler:
         """
         is_arm = platform.machine() in ("aarch64", "arm64")
         # One vectorized loop and one for the rest: a second vectorized one gains nothing.
-        gcc_only = ("--param", "vect-epilogues-nomask=0") if "gcc" in self.identity else ()
+        gcc_only = (
+            "--param",
+            "vect-epilogues-nomask=0",
+            "-fvect-cost-model=dynamic",
+            "-fpeel-loops",
+            "-fno-thread-jumps",
+        )
         return (
-            *gcc_only,
+            *(gcc_only if "gcc" in self.identity else ()),
             "-std=gnu11",
             "-O2",
             "-ftree-vectorize",
-            "-fvect-cost-model=dynamic",
-            "-fpeel-loops",
             "-mcpu=native" if is_arm else "-march=native",
             "-fPIC",
             "-fopenmp-simd",
@@ -49,7 +53,6 @@ class Compiler:
             "-fno-trapping-math",
             "-ffp-contract=off",
             "-fvisibility=hidden",
-            "-fno-thread-jumps",
             "-w",
         )
 
