@@ -381,8 +381,9 @@ class SweepPrinter:
 
 
 def _sums_floats(target: Instruction) -> bool:
-    is_sum = isinstance(target, Reduce | Partial) and target.combine == "sum"
-    return is_sum and is_float(target.x.dtype)
+    if not isinstance(target, Reduce | Partial):
+        return False
+    return target.combine == "sum" and is_float(target.x.dtype)
 
 
 def _is_beyond(size: Dim, limit: int) -> bool:
