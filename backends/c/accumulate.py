@@ -81,9 +81,14 @@ class Accumulator:
         """Whether a second variable notes NaN, since comparisons lose it."""
         return self.kind in ("max", "min") and is_float(self.dtype)
 
+    @property
+    def neutral(self) -> str:
+        """The value that changes nothing."""
+        return identity(self.combine, self.dtype)
+
     def declaration(self) -> list[str]:
         """Return the declaration with the neutral value."""
-        lines = [f"{self.type} {self.name} = {identity(self.combine, self.dtype)};"]
+        lines = [f"{self.type} {self.name} = {self.neutral};"]
         if self.notes_nan:
             lines.append(f"{self.nan_type} {self.name}_nan = 0;")
         return lines
@@ -113,13 +118,14 @@ class Accumulator:
         sign = ">" if self.kind == "max" else "<"
         lines = [f"{name} = {x} {sign} {name} ? {x} : {name};"]
         if self.notes_nan:
-            lines.insert(0, f"{self.name}_nan |= {x} != {x};")
+            lines.insert(0, f"{self.name}_nan |= SEEN({x}, {sign}, {self.neutral});")
         return lines
 
     def result(self) -> str:
         """Return the combined value."""
         if self.notes_nan:
-            return f"({self.name}_nan ? {number(float('nan'), self.dtype)} : {self.name})"
+            nan = number(float("nan"), self.dtype)
+            return f"FOUND({self.name}_nan, {self.name}, {nan}, {self.neutral})"
         if self.type != value_type(self.dtype):
             return f"({value_type(self.dtype)}){self.name}"
         return self.name

@@ -37,6 +37,16 @@ INLINE f64 lynx_fma_f64(f64 a, f64 b, f64 c) { return a * b + c; }
 #endif
 INLINE f32 lynx_one_f32(void) { f32 x = 1; HIDE(x); return x; }
 INLINE f64 lynx_one_f64(void) { f64 x = 1; HIDE(x); return x; }
+/* What is noted of each number beside the largest (or smallest) one: whether it is NaN. Reductions
+   of clang begin with the largest finite number, so there it is noted too whether any is better
+   than an infinity. */
+#ifdef __clang__
+#define SEEN(x, better, neutral) (((x) != (x)) | (((x) better (neutral)) << 1))
+#define FOUND(seen, x, nan, neutral) ((seen)&1 ? (nan) : (seen)&2 ? (x) : (neutral))
+#else
+#define SEEN(x, better, neutral) ((x) != (x))
+#define FOUND(seen, x, nan, neutral) ((seen) ? (nan) : (x))
+#endif
 INLINE i64 lynx_min(i64 a, i64 b) { return a < b ? a : b; }
 INLINE i64 lynx_max(i64 a, i64 b) { return a > b ? a : b; }
 INLINE i64 lynx_floor_mod(i64 a, i64 b) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import struct
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from lynx.backends.c import KernelBuildError, compile_segments, find_compiler
 from lynx.backends.c import compiler as compiler_module
+from lynx.backends.c.compiler import CANDIDATES
 from lynx.backends.c.math import HELPERS
 from lynx.ir import DType, Kernel, symbol
 from lynx.ir.errors import CompileError
@@ -242,3 +244,28 @@ def test_no_segments() -> None:
     assert compile_segments(()) == ()
     (function,) = compile_segments((Segment("empty", (), 0, ()),))
     assert function.run(b"") == 0
+
+
+@pytest.mark.parametrize("compiler", [c for c in CANDIDATES if shutil.which(c)])
+@pytest.mark.parametrize("combine", ["max", "min"])
+def test_the_best_of_infinities_and_of_nothing(compiler: str, combine: str) -> None:
+    """Reductions of one compiler begin with infinity, those of another with a finite number."""
+    b = Sheet(6, symbol("m"))
+    b.write("best", b.reduce(combine, b.read("x", "i", "j"), ("j",))[0], "i")
+    kernel = b.build("best")
+    (function,) = compile_segments((segment_of(kernel),), compiler=compiler)
+    worst = float("-inf") if combine == "max" else float("inf")
+    finite = torch.finfo(torch.float32).min if combine == "max" else torch.finfo(torch.float32).max
+    for columns in (70, 1, 0):
+        x = torch.randn(6, columns)
+        rows = ((0, worst), (1, finite), (2, float("nan")), (3, -worst))
+        for row, fill in rows:
+            x[row] = fill
+        x[4, 1:] = worst
+        best = torch.zeros(6)
+        given = {"x": x, "best": best}
+        call(function, [given[buffer.name].data_ptr() for buffer in kernel.buffers], [columns])
+        expected = torch.full((6,), worst)
+        if columns:
+            expected = x.amax(1) if combine == "max" else x.amin(1)
+        torch.testing.assert_close(best, expected, equal_nan=True)
