@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,18 +51,31 @@ def program_of(seed: int) -> Program:
     return writer.finish(tuple(source.randrange(1 << 16) for _ in range(3)))
 
 
-def compiler_of(backend: str, dynamic: bool) -> Callable[[Any], Any]:
-    """Return what compiles a function."""
-    options = {"strict": True, "cache": False} if backend == "lynx" else None
-    return lambda f: torch.compile(f, backend=backend, options=options, dynamic=dynamic or None)
+@dataclass(frozen=True)
+class Trial:
+    """How programs are run: with dynamic sizes or not, with kernels in C or interpreted Triton."""
 
+    dynamic: bool = False
+    kernels: str = "c"
 
-def verdict(program: Program, backend: str, dynamic: bool) -> str:
-    """Return how a program differs from eager, or what it raises; empty if all is well."""
-    try:
-        return check(program, compiler_of(backend, dynamic), (1, 3, 1) if dynamic else (1, 1))
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error)[:600]}"
+    def verdict(self, program: Program, backend: str = "lynx") -> str:
+        """Return how a program differs from eager, or what it raises; empty if all is well."""
+        ours = {"strict": True, "cache": False, "cpu_kernels": self.kernels}
+        keywords = {"options": ours} if backend == "lynx" else {}
+
+        def compiler(function: Any) -> Any:
+            return torch.compile(
+                function, backend=backend, dynamic=self.dynamic or None, **keywords
+            )
+
+        try:
+            return check(program, compiler, (1, 3, 1) if self.dynamic else (1, 1))
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error)[:600]}"
+
+    def fails(self, program: Program) -> bool:
+        """Tell whether a program differs with Lynx, and not already in what torch captures."""
+        return self.verdict(program) != "" and self.verdict(program, "aot_eager") == ""
 
 
 def runs_in_eager(program: Program) -> bool:
@@ -109,42 +122,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Sweep, and return 1 if any program differs with Lynx but not with `aot_eager`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", default="0:100")
-    parser.add_argument("--keep", action="store_true", help="do not look for smaller programs")
+    parser.add_argument("--kernels", default="c", choices=("c", "triton"))
     options: Any = parser.parse_args(arguments)
     first, last = map(int, options.seeds.split(":"))
     warnings.simplefilter("ignore")
-    counts = dict.fromkeys(("programs", "skipped", "failed", "kernels", "grad"), 0)
+    counts = dict.fromkeys(("programs", "skipped", "failed", "kernels", "training"), 0)
     start = time.perf_counter()
     for seed in range(first, last):
-        one(seed, counts, options.keep)
+        one(seed, counts, options.kernels)
         if (seed + 1) % 50 == 0:
             print(f"-- {seed + 1}: {counts}, {time.perf_counter() - start:.0f} s", flush=True)
     print(counts)
     return int(counts["failed"] > 0)
 
 
-def one(seed: int, counts: dict[str, int], keep: bool) -> None:
-    """Check the program of a seed, and print it if it fails."""
-    program, dynamic = program_of(seed), seed % 4 == 3
+def one(seed: int, counts: dict[str, int], kernels: str) -> None:
+    """Check the program of a seed, and print the smallest form of it if it fails."""
+    program, trial = program_of(seed), Trial(seed % 4 == 3, kernels)
     if not program.lines or not runs_in_eager(program):
         counts["skipped"] += 1
         return
     counts["programs"] += 1
+    counts["training"] += any(spec.requires_grad for spec in program.inputs)
     RECORDS.reset()
-    found = verdict(program, "lynx", dynamic)
-    executables = [r.executable for r in RECORDS.graphs if r.executable is not None]
-    counts["kernels"] += sum(len(e.native.kernels) for e in executables)
-    counts["grad"] += any(spec.requires_grad for spec in program.inputs)
-    if not found or verdict(program, "aot_eager", dynamic) != "":
+    found = trial.verdict(program)
+    for record in RECORDS.graphs:
+        if record.executable is not None:
+            counts["kernels"] += len(record.executable.native.kernels)
+    if not found or not trial.fails(program):
         return
     counts["failed"] += 1
-    if not keep:
-        program = smaller(
-            program,
-            lambda p: verdict(p, "lynx", dynamic) != "" and verdict(p, "aot_eager", dynamic) == "",
-        )
-        found = verdict(program, "lynx", dynamic)
-    print(f"== seed {seed}{' dynamic' if dynamic else ''}: {found}\n{program}", flush=True)
+    program = smaller(program, trial.fails)
+    note = " with dynamic sizes" if trial.dynamic else ""
+    print(f"== seed {seed}{note}: {trial.verdict(program)}\n{program}", flush=True)
 
 
 if __name__ == "__main__":
