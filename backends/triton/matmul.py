@@ -122,7 +122,8 @@ def choose_product(contraction: Contraction) -> ProductSchedule:
     m_block = min(most, max(16, next_power(rows)))
     n_block = min(most, max(16, next_power(columns)))
     k_block = min(32 if wide else 64, max(16, next_power(depth)))
-    warps = 8 if m_block * n_block >= 128 * 128 else 4
+    # Products of f32 are made of multiply-adds of each thread, which keep both factors too.
+    warps = 8 if m_block * n_block >= (64 * 64 if wide else 128 * 128) else 4
     return ProductSchedule(m_block, n_block, k_block, warps)
 
 
