@@ -382,6 +382,11 @@ class _Drawing(Parts):
         self.tolerances[buffer.name] = (0.0, total.absolute)
 
 
+def _power(base: float, exponent: int) -> float:
+    """Return a power, infinity where it is too large for a float."""
+    return math.exp(min(exponent * math.log(base), 709.0)) if base > 0 else float(exponent == 0)
+
+
 def _reduced(combine: str, x: Node, count: int, results: tuple[Any, ...]) -> list[Node]:
     """Return what is known of the results of a reduction."""
     first = results[0]
@@ -394,13 +399,13 @@ def _reduced(combine: str, x: Node, count: int, results: tuple[Any, ...]) -> lis
     if combine in ("argmax", "argmin"):
         return [Node(first, x.bound, x.special), Node(results[1], float(count))]
     if x.dtype.is_integer:
-        bound = x.bound * count if combine == "sum" else x.bound ** min(count, 40)
+        bound = x.bound * count if combine == "sum" else _power(x.bound, count)
         return [Node(first, bound if bound < nodes.limit(x.dtype) else 2.0**64)]
     epsilon = nodes.EPSILON[x.dtype]
     if combine == "sum":
         return [nodes.summed(x, count, first)]
     if combine == "prod":
-        bound = max(x.bound, 1.0) ** count
+        bound = _power(max(x.bound, 1.0), count)
         return [Node(first, bound, False, 2 * count * epsilon, nodes.TINY[x.dtype])]
     if combine == "welford":
         error = 2 * count * epsilon * (x.bound + 1)
