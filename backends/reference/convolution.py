@@ -39,8 +39,9 @@ def convolution(op: Convolution) -> Call:
     if op.end_padding:
         return Call(_convolve_padded, (*arguments, geometry.end_padding, *rest))
     call = aten("convolution", *arguments, *rest)
-    dtype, spatial = op.out.tensor_type.dtype, op.x.tensor_type.rank - 2
-    if op.transposed or dtype is not DType.F32 or spatial > 3:
+    type_, spatial = op.out.tensor_type, op.x.tensor_type.rank - 2
+    is_onednn = type_.dtype is DType.F32 and type_.device == "cpu"
+    if op.transposed or not is_onednn or spatial > 3:
         return call
     return dataclasses.replace(call, out=_convolve_into)
 

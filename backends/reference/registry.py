@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import torch
 
 from lynx.ir.call import Call
-from lynx.ir.core import Op
+from lynx.ir.core import Op, Value
 from lynx.ir.errors import InternalError
+from lynx.ir.types import TensorType
 
-from .torch_internals import has_cpu_kernel
+from .torch_internals import has_kernel
 
 _O = TypeVar("_O", bound=Op)
 _RULES: dict[type[Op], Callable[[Any], Call]] = {}
@@ -49,20 +50,30 @@ def aten(name: str, *arguments: Any, overload: str = "default", **keywords: Any)
     """
     packet = getattr(torch.ops.aten, name)
     function = getattr(packet, overload)
-    out = out_variant(packet, function)
+    out = out_variant(packet, function, _device_of(arguments))
     names = ("out",) if out is None else _out_names(out)
     return Call(function, arguments, keywords, out, names)
 
 
+def _device_of(arguments: tuple[Any, ...]) -> str:
+    """Return the type of the device of the first tensor that is not on the CPU, or the CPU's."""
+    for item in arguments:
+        if isinstance(item, Value) and isinstance(item.type, TensorType):
+            device = item.type.device.partition(":")[0]
+            if device != "cpu":
+                return device
+    return "cpu"
+
+
 @functools.cache
-def out_variant(packet: Any, function: Any) -> Any | None:
+def out_variant(packet: Any, function: Any, device: str = "cpu") -> Any | None:
     """Return the overload with the arguments of `function` plus outputs, if torch has a kernel."""
     wanted = [(a.name, str(a.type)) for a in function._schema.arguments]
     for overload in packet.overloads():
         candidate = getattr(packet, overload)
         arguments = candidate._schema.arguments
         given = [(a.name, str(a.type)) for a in arguments if not a.is_out]
-        if len(given) < len(arguments) and given == wanted and has_cpu_kernel(candidate):
+        if len(given) < len(arguments) and given == wanted and has_kernel(candidate, device):
             return candidate
     return None
 

@@ -14,11 +14,15 @@ OpOverload = torch._ops.OpOverload
 HigherOrderOperator = torch._ops.HigherOrderOperator
 
 
-def has_cpu_kernel(function: Any) -> bool:
-    """Whether torch has a kernel of an operator for CPUs; one made of other operators is none."""
+def has_kernel(function: Any, device: str = "cpu") -> bool:
+    """Whether torch has a kernel of an operator for a device; one made of others is none.
+
+    A torch that is built for no GPU knows no kernels for one; then those for CPUs count.
+    """
     schema = function._schema
     name = f"{schema.name}.{schema.overload_name}"
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"))
+    on_gpu = device.startswith("cuda") and torch.backends.cuda.is_built()
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA" if on_gpu else "CPU"))
 
 
 def convolve_into(

@@ -2,7 +2,6 @@
 
 from .aot import Resources, check_kernels, compile_ahead, table
 from .autotune import autotune, autotune_product
-from .calls import FusedCall, call_of
 from .failures import raise_arrived, raise_failures
 from .interpreter import TritonInterpreter
 from .launch import TritonKernel, launchable
@@ -11,7 +10,6 @@ from .matmul import contraction_of
 from .module import PrintedModule, print_module, print_product_module
 
 __all__ = [
-    "FusedCall",
     "LaunchCompiler",
     "PrintedModule",
     "Resources",
@@ -19,7 +17,6 @@ __all__ = [
     "TritonKernel",
     "autotune",
     "autotune_product",
-    "call_of",
     "check_kernels",
     "compile_ahead",
     "contraction_of",
