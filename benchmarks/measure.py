@@ -22,6 +22,9 @@ from benchmarks.memory import HighWater, peak_of_tensors, resident
 from benchmarks.workloads import WORKLOADS, Inputs, Workload
 
 Result = dict[str, Any]
+NUDGES = 3
+"""Runs of eager, moved by roundings, that tell how large an error it makes."""
+
 SLICE_SECONDS = 0.05
 """A contestant's turn takes about so long: steps that are shorter are repeated."""
 
@@ -73,27 +76,44 @@ def exact(workload: Workload, is_quick: bool) -> dict[str, Tensor]:
     return Contestant("eager", workload, module.double(), wide).results()
 
 
+def nudged(workload: Workload, is_quick: bool, seed: int) -> dict[str, Tensor]:
+    """Return what eager gives if each number of model and inputs is off by a unit or by none.
+
+    Where an activation is close to its edge, as some of thousands are, any rounding moves it across
+    and changes gradients by far more than the rounding.
+    """
+    module, inputs = workload.build(is_quick)
+    generator = torch.Generator().manual_seed(seed)
+    floats = [x for x in inputs if x.is_floating_point()]
+    with torch.no_grad():
+        for x in (*module.parameters(), *floats):
+            step = torch.randint(-1, 2, x.shape, generator=generator)
+            x.mul_(1 + step * torch.finfo(x.dtype).eps)
+    return Contestant("eager", workload, module, inputs).results()
+
+
 def errors(
-    given: dict[str, Tensor], eager: dict[str, Tensor], reference: dict[str, Tensor]
+    given: dict[str, Tensor], eager: Sequence[dict[str, Tensor]], reference: dict[str, Tensor]
 ) -> Result:
-    """Compare with double precision and with eager.
+    """Compare with double precision and with runs of eager.
 
     `error` is the largest difference relative to the largest number of its tensor, `times_eager`
-    the largest ratio of that and eager's own error plus one unit in the last place. Gradients that
-    are zero but for rounding, such as those of the bias of keys, count relative to the others.
+    the largest ratio of that and the largest of eager's own errors plus one unit in the last place.
+    Gradients that are zero but for rounding, such as those of the bias of keys, count relative to
+    the others.
     """
     worst = ratio = 0.0
     least = 1e-3 * max(right.abs().max().item() for right in reference.values())
-    missing = sorted(set(eager) ^ set(given))
+    missing = sorted(set(eager[0]) ^ set(given))
     for name, right in reference.items():
-        if name not in given or name not in eager:
+        if name not in given or name not in eager[0]:
             continue
         scale = max(right.abs().max().item(), least) or 1.0
-        ours, theirs = (
-            ((x[name].double() - right).abs().max() / scale).item() for x in (given, eager)
+        ours, *theirs = (
+            ((x[name].double() - right).abs().max() / scale).item() for x in (given, *eager)
         )
         worst = max(worst, ours)
-        ratio = max(ratio, ours / (theirs + torch.finfo(eager[name].dtype).eps))
+        ratio = max(ratio, ours / (max(theirs) + torch.finfo(eager[0][name].dtype).eps))
     return {"error": worst, "times_eager": ratio, "missing": missing}
 
 
@@ -104,8 +124,9 @@ def speed(options: Result, workload: Workload) -> Result:
     contestants = [Contestant(name, workload, *workload.build(is_quick)) for name in names]
     reference = exact(workload, is_quick)
     given = {c.backend: c.results() for c in contestants}
-    checks = {c.backend: errors(given[c.backend], given["eager"], reference) for c in contestants}
-    del given, reference
+    eager = [given["eager"], *(nudged(workload, is_quick, seed) for seed in range(NUDGES))]
+    checks = {c.backend: errors(given[c.backend], eager, reference) for c in contestants}
+    del given, reference, eager
     repeats = {}
     for contestant in contestants:
         contestant.turn(2)

@@ -20,9 +20,11 @@ LEGEND = """\
 Speed is the median of the ratios of times in the same round, with its quartiles; more than 1 is
 faster. `error` is the largest error of the loss and of any gradient against double precision,
 relative to the largest number of the tensor, as a multiple of eager's own error plus one unit in
-the last place. Compile times are those of the first step in a new process, without what later steps
-take; `trace` is torch's own part, measured with a back end that does nothing. Memory is the peak of
-a process with compiled caches beyond all libraries, `steps` after compiling is done."""
+the last place; eager's is the largest of four runs, in three of which the numbers of model and
+inputs are off by a unit in the last place. Compile times are those of the first step in a new
+process, without what later steps take; `trace` is torch's own part, measured with a back end that
+does nothing. Memory is the peak of a process with compiled caches beyond all libraries, `steps`
+after compiling is done."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def test_workloads_are_the_same_each_time(name: str) -> None:
     assert has_gradients == workload.trains
     reference = exact(workload, is_quick=True)
     assert reference.keys() == first.keys()
-    check = errors(first, first, reference)
+    check = errors(first, [first], reference)
     assert check["times_eager"] <= 1
     assert check["missing"] == []
     assert check["error"] < (0.1 if name == "gpt-bf16" else 1e-3)
@@ -54,9 +54,9 @@ def test_wrong_results_are_seen() -> None:
     wrong = dict(eager)
     name = list(eager)[-1]
     wrong[name] = eager[name] * 1.01
-    assert errors(wrong, eager, reference)["times_eager"] > 100
+    assert errors(wrong, [eager], reference)["times_eager"] > 100
     del wrong[name]
-    assert errors(wrong, eager, reference)["missing"] == [name]
+    assert errors(wrong, [eager], reference)["missing"] == [name]
 
 
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
