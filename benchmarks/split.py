@@ -161,14 +161,14 @@ def split(make: Callable[[], Callable[[], object]], steps: int = 10) -> dict[str
     hardware = Hardware()
     splitter = Splitter(hardware)
     torch._dynamo.reset()
-    original = lynx.compiler._segment_compiler
-    lynx.compiler._segment_compiler = lambda settings: splitter.compile
+    original = lynx.compiler.generator_of
+    lynx.compiler.generator_of = lambda target, settings: splitter.compile
     try:
         step = make()
         step()
         step()
     finally:
-        lynx.compiler._segment_compiler = original
+        lynx.compiler.generator_of = original
     timed = [*splitter.timed, *_calls_of_torch()]
     programs = _Programs()
     step()
