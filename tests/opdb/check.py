@@ -85,10 +85,10 @@ def differentiable(pair: Pair) -> bool:
     return bool(op.supports_autograd and dtype in op.supported_backward_dtypes("cpu"))
 
 
-def check(pair: Pair, backends: list[str], samples: int = 2) -> dict[str, str]:
+def check(pair: Pair, backends: list[str], samples: int = 2, device: str = "cpu") -> dict[str, str]:
     """Return, by backend, `pass`, `eager fails`, or how it failed on one of the first samples."""
     verdicts = dict.fromkeys(backends, "pass")
-    for sample in samples_of(pair, samples):
+    for sample in samples_of(pair, samples, device):
         expected = run(pair, sample, lambda function: function)
         if expected.error:
             continue
@@ -111,13 +111,13 @@ def compiler_of(backend: str) -> Callable[[Any], Any]:
     return compile_anew
 
 
-def samples_of(pair: Pair, count: int) -> list[Any]:
+def samples_of(pair: Pair, count: int, device: str = "cpu") -> list[Any]:
     """Return the first samples of the database; always the same."""
     op = OPERATORS[pair.operator]
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = op.sample_inputs("cpu", DTYPES[pair.dtype], requires_grad=differentiable(pair))
+        made = op.sample_inputs(device, DTYPES[pair.dtype], requires_grad=differentiable(pair))
         return list(itertools.islice(made, count))
 
 
@@ -157,7 +157,7 @@ def gradients_of(results: Any, inputs: Any) -> Any:
     if not outputs or not leaves:
         return None
     torch.manual_seed(2)
-    seeds = [torch.randn(o.shape, dtype=torch.float32).to(o.dtype) for o in outputs]
+    seeds = [torch.randn(o.shape, dtype=torch.float32).to(o) for o in outputs]
     return torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
 
 
