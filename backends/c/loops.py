@@ -218,12 +218,13 @@ class NestPrinter:
             self.emit(f"{self.array(instruction.out)}[l] = {text};")
         self.close()
 
-    def open_lanes(self, clauses: list[str], *, is_simd: bool = True) -> None:
-        """Open the loop over the columns of a block."""
+    def open_lanes(
+        self, clauses: list[str], first: str | None = None, end: str | None = None
+    ) -> None:
+        """Open the loop over the columns of a block, or over some of them."""
         assert self.plan.vector is not None
-        if is_simd:
-            self.emit(" ".join(["#pragma omp simd", *clauses]))
-        self.open("for (i64 l = 0; l < high - low; ++l)")
+        self.emit(" ".join(["#pragma omp simd", *clauses]))
+        self.open(f"for (i64 l = {first or 0}; l < {end or 'high - low'}; ++l)")
         self.emit(f"const i64 {self.names.axis(self.plan.vector)} = low + l;")
 
     def _row_effects(self, effects: list[Effect]) -> None:

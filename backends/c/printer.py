@@ -20,6 +20,7 @@ from lynx.ir.kernel import (
     Reduce,
     Scalar,
     Store,
+    Term,
 )
 from lynx.ir.types import DType
 
@@ -123,6 +124,12 @@ class Expressions:
     def index(self, index: Index, of: Callable[[Scalar], str]) -> str:
         """Return the text of an index."""
         return index_text(index, self.names.axis, of, self.names.symbol)
+
+    def axis_term(self, term: Term) -> str:
+        """Return the text of a term of an axis."""
+        assert isinstance(term.of, str), term
+        axis = self.names.axis(term.of)
+        return term_text(axis, term.stride, term.divisor, term.modulus, self.names.symbol)
 
     def constant(self, instruction: Constant) -> str:
         """Return the text of a number."""

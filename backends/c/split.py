@@ -270,8 +270,10 @@ class _Splitter:
 
     def _home(self, instruction: Instruction) -> _Home:
         domain = frozenset(instruction.domain)
-        # A sweep over the axes of a combination would need it at every point before it starts.
+        # A sweep over the axes of a combination would need it at every point before it starts, and
+        # so does what runs in an order of its own.
         sweeps = isinstance(instruction, Reduce) and instruction not in self.outer
+        sweeps |= isinstance(instruction, Store) and instruction.is_ordered
         stage = 0
         for operand in instruction.operands:
             home = self.homes[operand.instruction]

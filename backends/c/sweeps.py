@@ -11,6 +11,7 @@ from lynx.ir.types import DType
 
 from .accumulate import Accumulator, fold, identity, is_float
 from .functions import is_called
+from .pieces import Loop, PiecePrinter, pieces_of
 from .printer import Expressions, Names, declared
 from .schedule import Schedule, Sweep, operations
 from .split import LANES, Effect, Partial
@@ -75,8 +76,10 @@ class Row(Protocol):
         """Return how a scalar is called."""
         ...
 
-    def open_lanes(self, clauses: list[str], *, is_simd: bool = True) -> None:
-        """Open the loop over columns."""
+    def open_lanes(
+        self, clauses: list[str], first: str | None = None, end: str | None = None
+    ) -> None:
+        """Open the loop over columns, or over some of them."""
         ...
 
     def effect_lines(self, effect: Effect, index: str | None) -> list[str]:
@@ -106,6 +109,9 @@ class SweepPrinter:
         self.cascaded = [t for t in sweep.targets if isinstance(t, Reduce) and _sums_floats(t)]
         self.block = 0 if self.plan.is_columns else self._block_of(sweep.axes[-1])
         self.cuts = self._cuts()
+        innermost = self.plan.vector if self.plan.is_columns else sweep.axes[-1]
+        self.pieces = pieces_of(sweep, self.plan.nest.axes, self.level, innermost)
+        self.chosen: dict[str, Scalar] = {}
 
     def level(self, source: str | Scalar) -> int:
         """Return how many loops are around what depends on an axis or a scalar."""
@@ -138,7 +144,10 @@ class SweepPrinter:
             index = self._index(instruction, level)
         text = self.row.expressions.value(instruction, self.row.of, index)
         name = self.row.name(instruction.out)
-        self.levels[level].append(declared(instruction.out, name, text))
+        line = declared(instruction.out, name, text)
+        self.levels[level].append(line)
+        if instruction.out in self.pieces.known:
+            self.chosen[line] = instruction.out
         if instruction.out in self.row.kept:
             place = self._kept_place(instruction.out)
             self.levels[level].append(f"{self.row.kept[instruction.out]}[{place}] = {name};")
@@ -278,12 +287,7 @@ class SweepPrinter:
             row.emit(*self.effects)
             return
         if self.has_lanes:
-            self._declare()
-            clauses = self._clauses()
-            row.open_lanes(clauses)
-            row.emit(*self.levels[-1], *self._updates(), *self.effects)
-            row.close()
-            self._finish()
+            self._in_pieces("low", "high", self._lanes_loop)
             return
         axis = self.sweep.axes[-1]
         name, low, high = row.names.axis(axis), "0", row.names.dim(self.plan.nest.axes[axis])
@@ -310,21 +314,34 @@ class SweepPrinter:
         return block if _is_beyond(self.plan.nest.axes[axis], 2 * block) else 0
 
     def _vector_loop(self, axis: str, name: str, low: str, high: str) -> None:
-        row = self.row
+        def loop(low: str, high: str, body: list[str]) -> None:
+            start = low
+            if self._sums_side_by_side(axis):
+                start = self._side_by_side(name, low, high, body)
+            if start == low or not self._divides(axis):
+                self.row.emit(" ".join(["#pragma omp simd", *self._clauses()]))
+                self.row.open(f"for (i64 {name} = {start}; {name} < {high}; ++{name})")
+                self.row.emit(*body, *self._updates(), *self.effects)
+                self.row.close()
+
+        self._in_pieces(low, high, loop)
+
+    def _lanes_loop(self, low: str, high: str, body: list[str]) -> None:
+        first, end = (None if text in ("low", "high") else f"{text} - low" for text in (low, high))
+        self.row.open_lanes(self._clauses(), first, end)
+        self.row.emit(*body, *self._updates(), *self.effects)
+        self.row.close()
+
+    def _in_pieces(self, low: str, high: str, loop: Loop) -> None:
+        """Print the innermost loop, or one for each piece in which masks are known."""
         self._declare()
-        start = low
-        if self._sums_side_by_side(axis):
-            start = self._side_by_side(name, low, high)
-        if start == low or not self._divides(axis):
-            row.emit(" ".join(["#pragma omp simd", *self._clauses()]))
-            row.open(f"for (i64 {name} = {start}; {name} < {high}; ++{name})")
-            row.emit(*self.levels[-1], *self._updates(), *self.effects)
-            row.close()
+        PiecePrinter(self.row, self.pieces, self.chosen).print(low, high, self.levels[-1], loop)
         self._finish()
 
     def _divides(self, axis: str) -> bool:
+        """Whether sums side by side leave nothing over."""
         size = self.plan.nest.axes[axis]
-        return isinstance(size, int) and size % SUM_LANES == 0
+        return len(self.pieces.inner) == 1 and isinstance(size, int) and size % SUM_LANES == 0
 
     def _sums_side_by_side(self, axis: str) -> bool:
         size = self.plan.nest.axes[axis]
@@ -336,7 +353,7 @@ class SweepPrinter:
             and not (isinstance(size, int) and size < 4 * SUM_LANES)
         )
 
-    def _side_by_side(self, name: str, low: str, high: str) -> str:
+    def _side_by_side(self, name: str, low: str, high: str, body: list[str]) -> str:
         """Print the part of the loop that has several sums, and return where the rest starts."""
         row = self.row
         row.emit(f"i64 side = {low};")
@@ -347,7 +364,7 @@ class SweepPrinter:
         row.emit("#pragma omp simd")
         row.open(f"for (i64 l = 0; l < {SUM_LANES}; ++l)")
         row.emit(f"const i64 {name} = side + l;")
-        row.emit(*self.levels[-1])
+        row.emit(*body)
         for accumulator, value in self.updates:
             row.emit(f"{accumulator.name}_side[l] += {value};")
         row.emit(*self.effects)

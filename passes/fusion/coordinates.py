@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lynx.ir.dims import Dim, difference, floor_div, product, remainder, simplify
+from lynx.ir.dims import (
+    Dim,
+    difference,
+    floor_div,
+    is_equal,
+    product,
+    remainder,
+    simplify,
+)
 from lynx.ir.kernel import Index, KernelBuilder, Term
 
 from .sizes import exact_quotient
@@ -53,12 +61,39 @@ def total(coordinates: Sequence[Index]) -> Index:
             held = strides.get(key)
             stride = term.stride if held is None else simplify(held[1] + term.stride)
             strides[key] = (term, stride)
-    terms = tuple(
+    terms = [
         Term(term.of, stride, term.divisor, term.modulus)
         for term, stride in strides.values()
         if not (isinstance(stride, int) and stride == 0)
-    )
-    return Index(terms, simplify(offset))
+    ]
+    return Index(tuple(_rejoined(terms)), simplify(offset))
+
+
+def _rejoined(terms: list[Term]) -> list[Term]:
+    """Put together what was taken apart: `x // n * (n * s) + x % n * s` is `x * s`."""
+    place = 0
+    while place < len(terms):
+        low = terms[place]
+        high = next((term for term in terms if _continues(low, term)), None)
+        if high is None:
+            place += 1
+            continue
+        modulus = None
+        if high.modulus is not None and low.modulus is not None:
+            modulus = product((high.modulus, low.modulus))
+        terms[terms.index(high)] = Term(low.of, low.stride, low.divisor, modulus)
+        terms.remove(low)
+        place = 0
+    return terms
+
+
+def _continues(low: Term, high: Term) -> bool:
+    """Whether a term is the part of a number that lies above another part of it."""
+    if low.of is not high.of and low.of != high.of:
+        return False
+    if low.modulus is None or not is_equal(high.divisor, product((low.divisor, low.modulus))):
+        return False
+    return is_equal(high.stride, product((low.stride, low.modulus)))
 
 
 def position_of(coordinates: Coordinates, strides: Sequence[Dim]) -> Index:
@@ -117,7 +152,10 @@ class Splitter:
 
     def _by_term(self, coordinate: Index, inner: Dim) -> tuple[Index, Index] | None:
         """Divide the one term of a coordinate."""
-        if len(coordinate.terms) != 1 or coordinate.offset != 0:
+        if len(coordinate.terms) != 1:
+            return None
+        offset = 0 if coordinate.offset == 0 else exact_quotient(coordinate.offset, inner)
+        if offset is None:
             return None
         (term,) = coordinate.terms
         count = exact_quotient(inner, term.stride)
@@ -127,7 +165,7 @@ class Splitter:
         if term.modulus is not None and outer is None:
             return None
         divisor = product((term.divisor, count))
-        high = Index((Term(term.of, 1, divisor, outer),))
+        high = Index((Term(term.of, 1, divisor, outer),), offset)
         return high, Index((Term(term.of, term.stride, term.divisor, count),))
 
     def _last(self, term: Term) -> Dim | None:

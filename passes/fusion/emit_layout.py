@@ -109,13 +109,20 @@ def _flip(emitter: Emitter, op: slicing.Flip, want: Want) -> Emission:
 
 @emits(slicing.Roll)
 def _roll(emitter: Emitter, op: slicing.Roll, want: Want) -> Emission:
+    """Read the first ones from the end, the others from so far before."""
+    builder = emitter.builder
     at = list(want.at)
     for dim, shift in zip(op.dims, op.shifts, strict=True):
         size = op.x.shape[dim]
-        if isinstance(size, int) and size <= 1:
+        first = remainder(shift, size) if size != 0 else 0
+        if is_equal(size, 1) or is_equal(first, 0):
             continue
-        moved = shifted(at[dim], size - remainder(shift, size))
-        at[dim] = Index((Term(emitter.builder.position(moved), 1, 1, size),))
+        here, limit = builder.position(at[dim]), builder.constant(first, DType.I64)
+        is_first = builder.apply("lt", here, limit, dtype=DType.BOOL)
+        end = builder.position(shifted(at[dim], simplify(size - first)))
+        before = builder.position(shifted(at[dim], simplify(-first)))
+        place = builder.apply("where", is_first, end, before, dtype=DType.I64)
+        at[dim] = Index((Term(place),))
     x = yield Want(op.x, tuple(at), want.mask)
     return (x,)
 

@@ -189,14 +189,19 @@ class Fit:
             self.reason = "reads one value along two axes"
         elif own == set(domain):
             self._check_reductions()
-            if self._writes_what_is_read():
-                self.reason = "writes where the group reads, or the other way round"
-            if (self.group.reduced or self.sweep) and is_write(self.op) and may_collide(self.op):
-                self.reason = "writes in order what is reduced in parallel"
         elif not self.sweep or own != set(self._rows()):
             self.reason = "runs over another space"
         elif isinstance(self.op, Reduction) and set(self.reduced()) != own:
             self.reason = "reduces some of the rows"
+        if not self.reason:
+            self._check_writes()
+
+    def _check_writes(self) -> None:
+        """Check that a kernel can write in place, and in order where that matters."""
+        if self._writes_what_is_read():
+            self.reason = "writes where the group reads, or the other way round"
+        elif (self.group.reduced or self.sweep) and is_write(self.op) and may_collide(self.op):
+            self.reason = "writes in order what is reduced in parallel"
 
     def _writes_what_is_read(self) -> bool:
         group = self.group

@@ -13,6 +13,7 @@ from lynx.backends.reference.kernels import run_kernel
 from lynx.ir import parse_graph, verify
 from lynx.ir.core import Graph
 from lynx.ir.dims import contiguous_strides
+from lynx.ir.kernel import Load
 from lynx.ir.ops.fusion import Fused
 from lynx.pass_context import pass_context
 from lynx.passes import Fuse, PassContext, Target, parse_pipeline
@@ -294,3 +295,39 @@ def test_symbolic_sizes_that_multiply_run_along_one_axis() -> None:
     run_kernel(kernel, memory, {"s0": 3, "s1": 5})
     torch.testing.assert_close(first, x + b)
     torch.testing.assert_close(second, (x + b).exp().view(15, 32))
+
+
+def test_what_is_taken_apart_and_put_together_is_no_division() -> None:
+    """Heads side by side are rows again, however many shapes lie between."""
+    graph = fused(
+        """graph @f(%x: f32[6, 4, 16], %y: f32[6, 64]) {
+          %0 = exp %x : f32[6, 4, 16]
+          %1 = reshape %0 {shape = [6, 64]} : f32[6, 64]
+          %2 = concatenate [%1, %y] {dim = 1} : f32[6, 128]
+          %3 = concatenate [%y, %1] {dim = 1} : f32[6, 128]
+          return %2, %3
+        }"""
+    )
+    for _, kernel in kernels_of(graph):
+        loads = [i for i in kernel.body if isinstance(i, Load)]
+        assert loads
+        for load in loads:
+            assert all(isinstance(t.of, str) and t.modulus is None for t in load.index.terms)
+            assert all(t.divisor == 1 for t in load.index.terms)
+    inputs = [torch.randn(6, 4, 16), torch.randn(6, 64)]
+    expected = evaluate_dense(graph, inputs)
+    assert_close(values_by_kernels(graph, inputs), expected)
+
+
+@pytest.mark.parametrize("shifts", [(3, -2), (0, 5), (4, 9), (-1, 0)])
+def test_rolls(shifts: tuple[int, int]) -> None:
+    graph = fused(
+        f"""graph @f(%x: f32[4, 8]) {{
+          %0 = exp %x : f32[4, 8]
+          %1 = roll %0 {{dims = [0, 1], shifts = [{shifts[0]}, {shifts[1]}]}} : f32[4, 8]
+          return %1
+        }}"""
+    )
+    x = torch.randn(4, 8)
+    (found,) = values_by_kernels(graph, [x])
+    torch.testing.assert_close(found, x.exp().roll(shifts, (0, 1)))

@@ -197,6 +197,35 @@ def histogram(n: Dim, m: Dim) -> Kernel:
     return b.build("histogram")
 
 
+def sums_by_group(n: Dim, m: Dim) -> Kernel:
+    """Sums of rows are added up by groups, what is made of the sums of columns by others."""
+    b = Sheet(n, m)
+    x = b.read("x", "i", "j")
+    rows = b.buffer("rows", F32, 10, is_written=True)
+    group = b.read("row_group", "i", dtype=I64)
+    b.store(rows, Index((Term(group),)), b.total(x, "j"), combine="add")
+    columns = b.buffer("columns", F32, 10, is_written=True)
+    group = b.read("column_group", "j", dtype=I64)
+    b.store(columns, Index((Term(group),)), b.f("mul", b.total(x, "i"), 0.5), combine="add")
+    return b.build("sums_by_group")
+
+
+def rows_replaced(n: Dim, m: Dim) -> Kernel:
+    """Rows go where an index says, if it is in range; the last of several that say the same."""
+    b = Sheet(n, m)
+    place = b.f("sub", b.read("index", "i", dtype=I64), 1)
+    limit = b.constant(8, I64)
+    low = b.apply("ge", place, b.constant(0, I64), dtype=DType.BOOL)
+    high = b.apply("lt", place, limit, dtype=DType.BOOL)
+    valid = b.apply("and", low, high, dtype=DType.BOOL)
+    safe = b.apply("where", valid, place, b.constant(0, I64), dtype=I64)
+    for dtype, combine in ((F32, "last"), (BF16, "last"), (F32, "add")):
+        out = b.buffer(f"out_{combine}_{dtype}", dtype, 8 * m, is_written=True)
+        value = b.convert(b.read(f"x_{combine}_{dtype}", "i", "j"), dtype)
+        b.store(out, Index((Term(safe, m), Term("j"))), value, valid, combine)
+    return b.build("rows_replaced")
+
+
 def scaled_in_place(n: Dim, m: Dim) -> Kernel:
     """Rows are overwritten by what is made of their sums."""
     b = Sheet(n, m)
@@ -233,11 +262,77 @@ def shifted(n: Dim, m: Dim) -> Kernel:
     return b.build("shifted")
 
 
+def _within(b: Sheet, index: Index, low: Dim, high: Dim) -> Scalar:
+    """Whether a position is at least `low` and below `high`."""
+    place = b.position(index)
+    above = b.apply("ge", place, b.constant(low, I64), dtype=DType.BOOL)
+    below = b.apply("lt", place, b.constant(high, I64), dtype=DType.BOOL)
+    return b.apply("and", above, below, dtype=DType.BOOL)
+
+
+def joined_along(axis: str, n: Dim, m: Dim, dtype: DType) -> tuple[Sheet, Scalar]:
+    """Three tensors one after the other along an axis, of which the first two have 5 each."""
+    b = Sheet(n, m)
+    chosen = b.constant(0.0, F32)
+    for start, stop in ((0, 5), (5, 10), (10, b.axes[axis].size)):
+        mask = _within(b, Index((Term(axis),)), start, stop)
+        strides = {"i": m, "j": 1}
+        if axis == "j":
+            strides["i"] = 5 if stop == 5 or start == 5 else m
+        terms = tuple(Term(name, stride) for name, stride in strides.items())
+        buffer = b.buffer(f"x{start}", dtype, n * m + 10 * (n + m))
+        loaded = b.load(buffer, Index(terms, -start * strides[axis]), mask)
+        wide = b.convert(loaded, F32)
+        chosen = b.apply("where", mask, wide, chosen, dtype=F32)
+    return b, chosen
+
+
+def joined_rows(n: Dim, m: Dim) -> Kernel:
+    b, chosen = joined_along("j", n, m, F32)
+    b.write("y", chosen, "i", "j")
+    b.write("sums", b.total(chosen, "i"), "j")
+    return b.build("joined_rows")
+
+
+def joined_columns(n: Dim, m: Dim) -> Kernel:
+    b, chosen = joined_along("i", n, m, BF16)
+    b.write("y", chosen, "i", "j", dtype=BF16)
+    b.write("sums", b.total(chosen, "j"), "i")
+    return b.build("joined_columns")
+
+
+def triangle(n: Dim, m: Dim) -> Kernel:
+    """What lies above a diagonal counts for nothing; another mask looks at the row itself."""
+    b = Sheet(n, m)
+    place = b.position(Index((Term("j"), Term("i", -1))))
+    inside = b.apply("le", place, b.constant(2, I64), dtype=DType.BOOL)
+    x = b.buffer("x", F32, b.extent(("i", "j")))
+    kept = b.load(x, row_major(b, "i", "j"), inside, float("-inf"))
+    b.write("y", b.f("sub", kept, 1.0), "i", "j")
+    b.write("largest", b.reduce("max", kept, ("j",))[0], "i")
+    b.write("smallest", b.reduce("max", b.f("mul", kept, 0.5), ("i",))[0], "j")
+    return b.build("triangle")
+
+
+def framed(n: Dim, m: Dim) -> Kernel:
+    """A tensor with one number around it on all sides."""
+    b = Sheet(n, m)
+    rows = _within(b, Index((Term("i"),), -2), 0, n - 4)
+    columns = _within(b, Index((Term("j"),), -3), 0, m - 6)
+    mask = b.apply("and", rows, columns, dtype=DType.BOOL)
+    x = b.buffer("x", F32, n * m)
+    loaded = b.load(x, Index((Term("i", m), Term("j")), -2 * m - 3), mask)
+    b.write("y", b.apply("where", mask, loaded, b.constant(7.0, F32), dtype=F32), "i", "j")
+    return b.build("framed")
+
+
 EXAMPLES: list[Example] = [
     softmax_of_rows, softmax_of_columns, layer_norm, layer_norm_backward, batch_norm, loss,
     sum_of_sums,
     normalized, sums_of_both, extremes, transposed, gelu_in_half, embedding_gradient, histogram,
+    sums_by_group, rows_replaced,
     scaled_in_place, joined, shifted,
+    joined_rows, joined_columns, triangle, framed,
 ]  # fmt: skip
 
 
