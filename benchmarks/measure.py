@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.devices import memory as device_memory
+from benchmarks.devices import name_of, on_device, wait
 from benchmarks.memory import HighWater, peak_of_tensors, resident
 from benchmarks.workloads import WORKLOADS, Inputs, Workload
 
@@ -30,15 +32,17 @@ SLICE_SECONDS = 0.05
 
 
 class Contestant:
-    """One way to run a workload, with a model of its own."""
+    """One way to run a workload, with a model of its own.
+
+    `backend` is the name of a back end, with a mode of `torch.compile` after a colon or without.
+    """
 
     def __init__(self, backend: str, workload: Workload, module: nn.Module, inputs: Inputs) -> None:
         self.backend = backend
         self.trains = workload.trains
         self.module = module
         self.inputs = inputs
-        compiled = module if backend == "eager" else torch.compile(module, backend=backend)
-        self.run: Callable[..., Tensor] = compiled
+        self.run: Callable[..., Tensor] = _compiled(module, backend)
 
     def step(self) -> Tensor:
         """Run forward, and backward if it trains."""
@@ -59,11 +63,20 @@ class Contestant:
         return found
 
     def turn(self, repeats: int) -> float:
-        """Return the seconds of one step, as the mean of a few."""
+        """Return the seconds of one step, as the mean of a few, until the device is done."""
+        wait(self.inputs)
         start = time.perf_counter()
         for _ in range(repeats):
             self.step()
+        wait(self.inputs)
         return (time.perf_counter() - start) / repeats
+
+
+def _compiled(module: nn.Module, backend: str) -> Callable[..., Any]:
+    if backend == "eager":
+        return module
+    name, _, mode = backend.partition(":")
+    return torch.compile(module, backend=name, mode=mode or None)
 
 
 def exact(workload: Workload, is_quick: bool) -> dict[str, Tensor]:
@@ -87,7 +100,7 @@ def nudged(workload: Workload, is_quick: bool, seed: int) -> dict[str, Tensor]:
     floats = [x for x in inputs if x.is_floating_point()]
     with torch.no_grad():
         for x in (*module.parameters(), *floats):
-            step = torch.randint(-1, 2, x.shape, generator=generator)
+            step = torch.randint(-1, 2, x.shape, generator=generator).to(x.device)
             x.mul_(1 + step * torch.finfo(x.dtype).eps)
     return Contestant("eager", workload, module, inputs).results()
 
@@ -133,7 +146,9 @@ def speed(options: Result, workload: Workload) -> Result:
         seconds = min(contestant.turn(1) for _ in range(2))
         repeats[contestant.backend] = max(1, min(200, round(SLICE_SECONDS / seconds)))
     rounds = _rounds(contestants, repeats, options["rounds"])
-    return {"checks": checks, "seconds": rounds, "repeats": repeats, "left_to_torch": fallbacks()}
+    found = {"checks": checks, "seconds": rounds, "repeats": repeats}
+    device = name_of(options.get("device", "cpu"))
+    return {**found, "left_to_torch": fallbacks(), "device": device}
 
 
 def fallbacks() -> list[str]:
@@ -167,6 +182,7 @@ def start(options: Result, workload: Workload) -> Result:
     contestant = Contestant(options["backend"], workload, *workload.build(options.get("quick", 0)))
     begin = time.perf_counter()
     contestant.step()
+    wait(contestant.inputs)
     first = time.perf_counter() - begin
     second = contestant.turn(1)
     steady = min(contestant.turn(1) for _ in range(3))
@@ -183,6 +199,11 @@ def memory(options: Result, workload: Workload) -> Result:
     """
     backend, is_quick = options["backend"], options.get("quick", False)
     _import_everything(backend)
+    device = options.get("device", "cpu")
+    if device != "cpu":
+        return device_memory(
+            lambda: Contestant(backend, workload, *workload.build(is_quick)), device
+        )
     base = resident()
     whole = HighWater()
     contestant = Contestant(backend, workload, *workload.build(is_quick))
@@ -208,7 +229,7 @@ def memory(options: Result, workload: Workload) -> Result:
 def _import_everything(backend: str) -> None:
     """Compile and run something small, so that what is loaded for it counts as a library."""
     layer = nn.Linear(4, 4)
-    function = layer if backend == "eager" else torch.compile(layer, backend=backend)
+    function = _compiled(layer, backend)
     function(torch.randn(2, 4)).sum().backward()
     torch._dynamo.reset()
     gc.collect()
@@ -241,7 +262,8 @@ def main(arguments: Sequence[str], tasks: Mapping[str, Task] = TASKS) -> None:
     options = json.loads(arguments[0])
     torch.set_num_threads(options.get("threads", 2))
     torch.manual_seed(0)
-    print(json.dumps(tasks[options["task"]](options, WORKLOADS[options["workload"]])))
+    workload = on_device(WORKLOADS[options["workload"]], options.get("device", "cpu"))
+    print(json.dumps(tasks[options["task"]](options, workload)))
 
 
 if __name__ == "__main__":

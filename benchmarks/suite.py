@@ -3,6 +3,7 @@
     python -m benchmarks.suite
     python -m benchmarks.suite --only gpt,tiny --tasks speed --rounds 40
     python -m benchmarks.suite --backends eager,inductor --name baseline
+    python -m benchmarks.suite --device cuda --backends eager,inductor,lynx,lynx:reduce-overhead
 
 Each measurement runs in a process of its own, and what it found is kept in `benchmarks/results`: a
 run that was stopped goes on where it was; `--again` measures anew. The tasks are
@@ -12,7 +13,9 @@ run that was stopped goes on where it was; `--again` measures anew. The tasks ar
     warm     the same with the caches that the cold one left
     trace    the same with a back end that does nothing, which is torch's own part of both
     memory   peak memory in a process each
-    split    where the time of a step goes, and what the hardware would allow
+    split    where the time of a step goes, and what the hardware would allow (on a CPU)
+
+A mode of `torch.compile` stands behind a colon after the name of a back end.
 """
 
 from __future__ import annotations
@@ -66,6 +69,8 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
             elif task == "trace":
                 yield Job(workload, task, (NOTHING,))
             elif task == "split":
+                if options.device != "cpu":
+                    continue
                 yield from (Job(workload, task, (name,)) for name in compiled if name == "lynx")
             else:
                 names = options.backends if task == "memory" else compiled
@@ -77,7 +82,7 @@ class Run:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.folder = Path(options.results) / options.name
+        self.folder = Path(options.results) / (options.name or _folder(options.device))
         self.scratch = Path(options.scratch)
         self.failed: list[str] = []
 
@@ -125,6 +130,7 @@ class Run:
             "threads": self.options.threads,
             "rounds": self.options.rounds,
             "quick": self.options.quick,
+            "device": self.options.device,
         }
         module = "benchmarks.split" if task == "split" else "benchmarks.measure"
         command = [sys.executable, "-m", module, json.dumps(arguments)]
@@ -165,9 +171,10 @@ class Run:
     def report(self) -> None:
         """Write the table and the plot of all that is known."""
         found = {name: self.known(name) for name in NAMES}
-        machine = (
-            f"{_processor()}, {self.options.threads} threads, torch {metadata.version('torch')}"
-        )
+        devices = [row.get("device", "") for known in found.values() for row in known.values()]
+        device = next((f"{name}, " for name in devices if name), "")
+        host = f"{_processor()}, {self.options.threads} threads"
+        machine = f"{device}{host}, torch {metadata.version('torch')}"
         print(write_report(self.folder, {k: v for k, v in found.items() if v}, machine))
 
 
@@ -177,6 +184,10 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _folder(device: str) -> str:
+    return "suite" if device == "cpu" else f"suite-{device.replace(':', '')}"
 
 
 def _names(text: str, known: Sequence[str] | None) -> list[str]:
@@ -212,7 +223,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the suite itself")
     parser.add_argument("--again", action="store_true", help="measure what is known already too")
     parser.add_argument("--verbose", action="store_true", help="let measurements print")
-    parser.add_argument("--name", default="suite", help="the folder within the results")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
+    parser.add_argument(
+        "--name", default="", help="the folder within the results (default: suite, suite-cuda, ...)"
+    )
     parser.add_argument("--results", default=str(RESULTS))
     parser.add_argument(
         "--scratch", default=os.path.join(tempfile.gettempdir(), "lynx-benchmarks"), help="caches"

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from benchmarks.devices import on_device
 from benchmarks.measure import Contestant, errors, exact
 from benchmarks.names import NAMES, TRAINING
 from benchmarks.plot import Bar, bar_chart
@@ -139,3 +140,44 @@ def test_the_plot_is_drawn() -> None:
     bars = [Bar("a<b", "lynx", "training", 2.5), Bar("c", "inductor", "inference", 0.4)]
     ElementTree.fromstring(bar_chart(bars, "speed & more"))
     ElementTree.fromstring(bar_chart([], "nothing"))
+
+
+@pytest.mark.parametrize("name", ["llama-decode", "resnet"])
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_workloads_move_to_a_device(name: str) -> None:
+    module, inputs = on_device(WORKLOADS[name], "meta").build(is_quick=True)
+    tensors = [*module.parameters(), *module.buffers(), *inputs]
+    for layer in getattr(getattr(module, "cache", None), "layers", ()):
+        tensors += [layer.keys, layer.values]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert on_device(WORKLOADS[name], "cpu") is WORKLOADS[name]
+
+
+def test_a_device_has_results_of_its_own_and_no_split(tmp_path: Path) -> None:
+    options = parse(["--device", "cuda:1", "--only", "tiny", "--results", str(tmp_path)])
+    assert Run(options).folder == tmp_path / "suite-cuda1"
+    assert "split" not in {job.task for job in jobs(options)}
+    assert Run(parse(["--results", str(tmp_path)])).folder == tmp_path / "suite"
+
+
+def test_modes_of_back_ends() -> None:
+    workload = WORKLOADS["tiny-inference"]
+    runs = [
+        Contestant(backend, workload, *workload.build(is_quick=True))
+        for backend in ("eager", "lynx:reduce-overhead")
+    ]
+    ours, theirs = (run.results()["output"] for run in runs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("task", ["speed", "start", "memory"])
+def test_measurements_on_a_gpu(task: str) -> None:
+    arguments = {
+        "task": task, "workload": "gpt", "backend": "lynx", "backends": ["lynx"], "rounds": 2,
+        "quick": True, "device": "cuda",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.measure", json.dumps(arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])
