@@ -21,7 +21,8 @@ def has_kernel(function: Any, device: str = "cpu") -> bool:
     """
     schema = function._schema
     name = f"{schema.name}.{schema.overload_name}"
-    on_gpu = device.startswith("cuda") and torch.backends.cuda.is_built()
+    is_built = torch.version.cuda is not None or torch.version.hip is not None
+    on_gpu = device.startswith("cuda") and is_built
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA" if on_gpu else "CPU"))
 
 

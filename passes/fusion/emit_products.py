@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lynx.ir.core import Value
 from lynx.ir.kernel import Scalar
 from lynx.ir.ops import linear
@@ -15,7 +17,7 @@ PRODUCTS = (linear.Matmul, linear.BatchMatmul, linear.AddMatmul, linear.AddBatch
 """The products that kernels compute; `fuse` leaves them to the library."""
 
 
-def _refuse(op: linear.MatrixProduct | linear.AddProduct) -> str:
+def _refuse(op: Any) -> str:
     dtype = result_dtype(op)
     if dtype not in (DType.F16, DType.BF16, DType.F32):
         return f"multiplies matrices of {dtype}"
