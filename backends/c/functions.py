@@ -188,4 +188,9 @@ def conversion(x: str, source: DType, target: DType) -> str:
         return f"{x} != 0"
     if source.is_floating and target in _BY_WAY_OF:
         x = f"({_BY_WAY_OF[target]}){x}"
-    return f"({memory_type(target)}){x}"
+    text = f"({memory_type(target)}){x}"
+    if source.is_floating and target in (DType.I32, DType.I64):
+        # gcc takes conversion to an integer and back for trunc, which keeps -0, NaN and numbers
+        # that no integer has: it must not see that nothing lies between.
+        return f"({text} | ((i32)one_{source} ^ 1))"
+    return text

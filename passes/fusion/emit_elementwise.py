@@ -116,6 +116,8 @@ _PLAIN = _same_names()
 def _refuse_plain(op: Any) -> str:
     function = FUNCTIONS[_PLAIN[type(op)]]
     dtype = op.common_dtype()
+    if isinstance(op, arithmetic.Nextafter) and dtype.is_low_precision:
+        return f"is a neighbour among the numbers of {dtype}, which no wider type has"
     kind = "b" if dtype is DType.BOOL else "i" if dtype.is_integer else "f"
     if kind not in function.accepts:
         return f"is not computed for {dtype}"
@@ -259,11 +261,27 @@ def _power(emitter: Emitter, op: arithmetic.Power, want: Want) -> Emission:
     x = yield from argument(emitter, want, op.x, dtype)
     builder = emitter.builder
     if not isinstance(op.y, Value) and isinstance(op.y, int | float):
+        if abs(op.y) == 0.5 and dtype is DType.F16 and _is_on_cpu(op):
+            x = _of_equal_power(builder, x)
         special = _special_power(builder, x, op.y)
         if special is not None:
             return (builder.convert(special, dtype),)
     y = yield from argument(emitter, want, op.y, dtype)
     return (apply(builder, "pow", x, y, dtype=dtype),)
+
+
+def _of_equal_power(builder: KernelBuilder, x: Scalar) -> Scalar:
+    """Return what has the root that C gives to `x` as a power: 0 for -0, infinity for -infinity.
+
+    Of all types torch raises only `f16` to halves that way, and only on CPUs.
+    """
+    zero = builder.constant(0, x.dtype)
+    is_zero = builder.apply("eq", x, zero, dtype=DType.BOOL)
+    is_infinite = builder.apply("isinf", x, dtype=DType.BOOL)
+    has_no_sign = builder.apply("or", is_zero, is_infinite, dtype=DType.BOOL)
+    return builder.apply(
+        "where", has_no_sign, builder.apply("abs", x, dtype=x.dtype), x, dtype=x.dtype
+    )
 
 
 def _special_power(builder: KernelBuilder, x: Scalar, exponent: float) -> Scalar | None:

@@ -52,3 +52,20 @@ def test_arithmetic_of_low_precision(kind: str, dtype: torch.dtype) -> None:
     for place, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True, msg=f"{place}")
         assert torch.equal(ours.signbit(), theirs.signbit()) or theirs.isnan().any(), place
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_roots_and_neighbours(dtype: torch.dtype) -> None:
+    """Of -0 and infinities eager takes powers of `f16` as C does, and roots of other types."""
+    numbers = [0.0, -0.0, 1.0, -1.0, 4.0, float("inf"), -float("inf"), float("nan")]
+    x = torch.tensor(numbers * 8).to(dtype)
+    y = torch.tensor([number for number in numbers for _ in range(8)]).to(dtype)
+
+    def function(x: Tensor, y: Tensor) -> list[Tensor]:
+        return [x**0.5, x**-0.5, torch.nextafter(x, y)]
+
+    torch._dynamo.reset()
+    for ours, theirs in zip(compiled(function)(x, y), function(x, y), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        numeric = ~theirs.isnan()
+        assert torch.equal(ours.signbit()[numeric], theirs.signbit()[numeric])

@@ -211,3 +211,23 @@ def test_function(name: str, dtype: DType, runners: dict[tuple[str, DType], Runn
 
 def test_bounds_are_of_functions_that_there_are() -> None:
     assert [name for name in (*ULPS, *ZEROS_OF_ANY_SIGN) if name not in FUNCTIONS] == []
+
+
+@pytest.mark.parametrize("floating", FLOATS, ids=str)
+@pytest.mark.parametrize("integer", INTEGERS, ids=str)
+def test_conversion_to_integers_and_back(floating: DType, integer: DType) -> None:
+    """Integers have no -0; compilers take the two conversions for `trunc`, which keeps it."""
+    values = torch.tensor([-0.0, 0.0, -0.3, 0.7, -0.999, 1.5, 100.5, 3.0] * 8)
+    values = values.to(torch_dtype(floating))
+    builder = KernelBuilder()
+    builder.axis("i", values.numel())
+    index = row_major(builder, "i")
+    x = builder.load(builder.buffer("x", floating, values.numel()), index)
+    out = builder.buffer("out", floating, values.numel(), is_written=True)
+    builder.store(out, index, builder.convert(builder.convert(x, integer), floating))
+    (runner,) = compiled([builder.build("back")])
+    buffers = {"x": values, "out": torch.empty_like(values)}
+    runner(buffers, {})
+    expected = values.to(torch_dtype(integer)).to(values.dtype)
+    assert torch.equal(buffers["out"], expected)
+    assert torch.equal(buffers["out"].signbit(), expected.signbit())
