@@ -25,9 +25,11 @@ from lynx.ir.program import (
     View,
     Write,
     equal_strides,
+    sources,
     storage_bytes,
 )
 from lynx.ir.types import ScalarType, TensorType, symbols_told
+from lynx.ir.writing import storage_of
 
 from .base import PassContext, Remark, Requirement, register_pass
 from .layouts import (
@@ -193,8 +195,13 @@ class _Lowering:
     def _escapes(self, views: list[tuple[Placement, ...] | None]) -> dict[Value, type[Placement]]:
         """Return which results leave the program, themselves or through views of them, and how."""
         escapes: dict[Value, type[Placement]] = {}
+        written = {mutation.value for mutation in self.graph.mutations}
         for value, spec in zip(self.graph.outputs, self.graph.output_specs, strict=True):
-            if value is not None:
+            if value is None:
+                continue
+            # What an input becomes lies there: an output looks at it, or is a copy of its part.
+            is_alone = not spec.saved and (spec.group == -1 or not spec.fresh)
+            if not (is_alone and storage_of(value) in written):
                 _escape(escapes, value, Saved if spec.saved else Fresh)
         for op, placements in zip(reversed(self.graph.ops), reversed(views), strict=True):
             if isinstance(op, Aten) and op.effect:
@@ -273,7 +280,9 @@ def _return_of(
     owners: dict[Value, OutputSpec],
 ) -> Return:
     roots = program.roots_of(value)
-    foreign = [root for root in roots if _belongs_elsewhere(program, root, spec, mutated, owners)]
+    foreign = [
+        root for root in roots if _belongs_elsewhere(program, value, root, spec, mutated, owners)
+    ]
     is_sure = program.bases[value] is not None
     known = program.strides(value)
     restride = spec.strides is not None and not equal_strides(known, spec.strides)
@@ -286,14 +295,16 @@ def _return_of(
 
 def _belongs_elsewhere(
     program: Program,
+    value: Value,
     root: Value,
     spec: OutputSpec,
     mutated: set[Value],
     owners: dict[Value, OutputSpec],
 ) -> bool:
-    """Whether an output may not lie in the memory of this root."""
+    """Whether an output `value` may not lie in the memory of this root."""
     if root.op is None:
-        return root in mutated or (spec.fresh and not spec.saved)
+        is_own = spec.saved or not spec.fresh
+        return not is_own or (root in mutated and (spec.saved or not _is_current(program, value)))
     if isinstance(program.placements[root], Arena):
         return True
     if spec.saved:
@@ -304,6 +315,17 @@ def _belongs_elsewhere(
     if owner is None or not (spec.fresh or owner.fresh):
         return False
     return spec.group == -1 or owner.group != spec.group
+
+
+def _is_current(program: Program, value: Value) -> bool:
+    """Whether a value lies in what an input holds when the program has run."""
+    written = {mutation.value for mutation in program.graph.mutations}
+    while value not in written and value.op is not None:
+        shared = sources(program.placements[value])
+        if len(shared) != 1:
+            return False
+        value = shared[0]
+    return value in written
 
 
 def writes_of(program: Program) -> tuple[Write, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lynx.ir.dims import Dim, is_equal, remainder, simplify
 from lynx.ir.index_range import limit_of
-from lynx.ir.kernel import Index, Term
+from lynx.ir.kernel import Index, Scalar, Term
 
 
 def strides_of(index: Index) -> dict[str, Dim | None]:
@@ -20,14 +20,14 @@ def strides_of(index: Index) -> dict[str, Dim | None]:
     return strides
 
 
-def separating_axes(index: Index, sizes: dict[str, Dim]) -> list[str]:
-    """Return axes of which different points have different addresses, whatever the others are.
+def separating(index: Index, sizes: dict[str, Dim]) -> list[str | Scalar]:
+    """Return axes and scalars that lead to different addresses wherever they differ.
 
-    The terms with smaller strides must stay below the stride of the axis, those with larger ones
-    be multiples of its whole extent; what is not evident counts as not so. A scalar counts as far
-    as its limit is known.
+    That holds whatever the others are: the terms with smaller strides must stay below the stride,
+    those with larger ones be multiples of the whole extent; what is not evident counts as not so.
+    The extent of a scalar is its limit, if that is known.
     """
-    found: list[str] = []
+    found: list[str | Scalar] = []
     pending = [term for term in index.terms if term.stride != 0]
     below: Dim = 1
     while pending:
@@ -39,8 +39,7 @@ def separating_axes(index: Index, sizes: dict[str, Dim]) -> list[str]:
         extent = simplify(term.stride * limit)
         if not all(_is_multiple(other, extent) for other in pending):
             break
-        if isinstance(term.of, str):
-            found.append(term.of)
+        found.append(term.of)
         below = extent
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lynx.ir.dims import Dim, product
+from lynx.ir.index_range import limit_of
 from lynx.ir.kernel import Check, Constant, Instruction, Reduce, Scalar, Store
 
 from .accumulate import Accumulator, fold, identity, is_float
@@ -16,7 +17,7 @@ from .printer import (
     pointer,
     words_of,
 )
-from .schedule import TRANSPOSED_BLOCK, Schedule, overwrites
+from .schedule import PART, PARTS, TRANSPOSED_BLOCK, Schedule, overwrites
 from .split import LANES, Effect, Partial
 from .sweeps import SweepPrinter, accumulated, accumulator_of, result_axes
 from .text import memory_type, value_type
@@ -136,6 +137,7 @@ class NestPrinter:
         end = "stop" if self.folded else "last"
         self.open(f"for (i64 unit = {start}; unit < {end}; ++unit)")
         self._coordinates()
+        self._share()
         self._row_body()
         self.close()
         if self.folded:
@@ -166,6 +168,19 @@ class NestPrinter:
             if position > 0:
                 self.emit(f"const i64 rest{position} = {rest} / ({size});")
                 rest = f"rest{position}"
+
+    def _share(self) -> None:
+        """Find the range of places that are the unit's share."""
+        if self.plan.share is None:
+            return
+        limit = limit_of(self.plan.share)
+        assert limit is not None, self.plan.share
+        part, parts = self.names.axis(PART), self.names.symbol(PARTS)
+        count = self.names.dim(limit)
+        self.emit(
+            f"const i64 from = {part} * ({count}) / {parts};",
+            f"const i64 to = ({part} + 1) * ({count}) / {parts};",
+        )
 
     def _vector_size(self) -> str:
         assert self.plan.vector is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lynx.ir.dims import Dim, product
+from lynx.ir.dims import Dim, product, symbol
 from lynx.ir.kernel import (
     Apply,
     Check,
@@ -24,9 +24,9 @@ from lynx.ir.kernel import (
     Store,
 )
 
-from .access import separating_axes, strides_of
+from .access import separating, strides_of
 from .functions import cost
-from .split import LANES, Effect, Nest, Partial
+from .split import ENOUGH_UNITS, LANES, Effect, Nest, Partial
 
 BLOCK = 1024
 """Elements of a parallel vector axis in one unit."""
@@ -36,6 +36,12 @@ TRANSPOSED_BLOCK = 16
 
 KEPT_BYTES = 1 << 18
 """Row memory that fits into the second-level cache."""
+
+PART = "#part"
+"""The axis along which places that are written are shared out among units."""
+
+PARTS = "#parts"
+"""The symbol for the number of shares: it depends on the threads, of which no result depends."""
 
 CHEAP = 7
 """Operations that are done again rather than kept; more for rows that do not fit."""
@@ -59,7 +65,8 @@ class Schedule:
     """How a nest runs. `vector` is the axis of the innermost loops.
 
     With `block`, it is a parallel axis of which a unit has that many elements. With `is_columns`,
-    sweeps run over other axes, and what is one scalar in a row is an array of `block` here.
+    sweeps run over other axes, and what is one scalar in a row is an array of `block` here. Of what
+    is written where `share` says, each unit does its share, a range of the places.
     """
 
     nest: Nest
@@ -68,6 +75,7 @@ class Schedule:
     vector: str | None
     block: int
     is_columns: bool
+    share: Scalar | None = None
     depths: dict[Instruction, int] = field(default_factory=dict)
     sweeps: list[Sweep] = field(default_factory=list)
     kept: dict[Scalar, None] = field(default_factory=dict)
@@ -95,13 +103,29 @@ def schedule(nest: Nest) -> Schedule:
 
 def _sequential(nest: Nest) -> Schedule:
     """Only axes that lead to addresses of their own are parallel; the others run in order."""
-    (store,) = nest.effects
-    assert isinstance(store, Store)
-    separate = [axis for axis in separating_axes(store.index, nest.axes) if axis in store.domain]
-    vector = separate[0] if separate and strides_of(store.index).get(separate[0]) == 1 else None
+    (store,) = (effect for effect in nest.effects if isinstance(effect, Store))
+    apart = separating(store.index, nest.axes)
+    separate = [axis for axis in apart if axis in store.domain]
+    vector = next((axis for axis in separate if strides_of(store.index).get(axis) == 1), None)
     rows = tuple(axis for axis in nest.axes if axis in separate and axis != vector)
     inner = tuple(axis for axis in nest.axes if axis not in separate)
-    return Schedule(nest, rows, inner, vector, LANES if vector else 0, is_columns=True)
+    if vector is None or _is_below(nest.axes[vector], 8):
+        return Schedule(nest, rows, inner, vector, LANES if vector else 0, is_columns=True)
+    shares = [i for i in apart if isinstance(i, Scalar) and set(inner).intersection(i.axes)]
+    share = next((scalar for scalar in shares if vector not in scalar.axes), None)
+    units = product(nest.axes[axis] for axis in rows)
+    if isinstance(units, int) and units >= ENOUGH_UNITS:
+        share = None
+    elif share is None:
+        return Schedule(nest, rows, inner, vector, LANES, is_columns=True)
+    if share is not None:
+        nest.axes[PART] = symbol(PARTS)
+        rows = (*rows, PART)
+    return Schedule(nest, rows, (*inner, vector), vector, 0, is_columns=False, share=share)
+
+
+def _is_below(size: Dim, limit: int) -> bool:
+    return isinstance(size, int) and size < limit
 
 
 def _parallel(nest: Nest) -> Schedule:
@@ -187,6 +211,8 @@ def _find_depths(plan: Schedule) -> None:
 
 def _sweep_key(plan: Schedule, target: Instruction, deepest: int) -> tuple[int, tuple[str, ...]]:
     axes = tuple(axis for axis in plan.inner if axis in target.domain)
+    if plan.nest.is_sequential and axes:
+        axes = plan.inner  # what is checked of a store is checked beside it
     is_last = isinstance(target, Store) and overwrites(plan.nest, target)
     return (deepest if is_last else plan.depths[target], axes)
 

@@ -24,6 +24,7 @@ from .math import helpers_text
 from .prelude import PRODUCTS, RUNTIME, STEP, TYPES
 from .printer import Message
 from .products import product_lines
+from .schedule import PARTS
 from .steps import Barriers, Functions, KernelSteps, Step, steps_of
 from .text import dim, product_text
 
@@ -365,6 +366,8 @@ class _Names:
         self.partial = {e.buffer: None for e in known.plan.scratch if e.number is not None}
 
     def symbol(self, name: str) -> str:
+        if name == PARTS:
+            return "(lynx_threads() > 1 ? 2 * lynx_threads() : 1)"
         if name.startswith("#"):
             return f"t[{self.first + self.known.producers[int(name[1:])]}].chunks"
         return self.run.segment.symbol(name)

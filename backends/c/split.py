@@ -417,7 +417,7 @@ class _Grouping:
 
     def _join(self, group: _Group, other: _Group) -> bool:
         if group.is_sequential or other.is_sequential:
-            return False
+            return _join_checks(group, other)
         merged = _Group(
             [*group.effects, *other.effects],
             {**group.instructions, **other.instructions},
@@ -439,6 +439,21 @@ class _Grouping:
         partials = [effect for effect in group.effects if isinstance(effect, Partial)]
         body = _in_order(group.instructions)
         return Nest(group.effects, body, axes, tuple(group.reduced), group.is_sequential, partials)
+
+
+def _join_checks(group: _Group, other: _Group) -> bool:
+    """Let what is checked of a store that runs in order be checked in the same loops."""
+    store, check = (group, other) if group.is_sequential else (other, group)
+    if not all(isinstance(effect, Check) for effect in check.effects):
+        return False
+    known = {i for i in check.instructions if not isinstance(i, Check)}
+    if not known.issubset(store.instructions):
+        return False
+    group.effects = [*group.effects, *other.effects]
+    group.instructions = {**group.instructions, **other.instructions}
+    group.axes, group.reduced = store.axes, store.reduced
+    group.is_sequential = True
+    return True
 
 
 def _in_order(instructions: dict[Instruction, None]) -> list[Instruction]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
@@ -112,6 +113,7 @@ class SweepPrinter:
         innermost = self.plan.vector if self.plan.is_columns else sweep.axes[-1]
         self.pieces = pieces_of(sweep, self.plan.nest.axes, self.level, innermost)
         self.chosen: dict[str, Scalar] = {}
+        self.skipped: list[Scalar] = []
 
     def level(self, source: str | Scalar) -> int:
         """Return how many loops are around what depends on an axis or a scalar."""
@@ -133,9 +135,25 @@ class SweepPrinter:
                 self._reduction(target)
             else:
                 self._effect(target)
+        self._skip_points()
         self.row.open("")
         self._loops()
         self.row.close()
+
+    def _skip_points(self) -> None:
+        """Go on to the next point where the unit has no share, or nothing is to be written."""
+        share = self.plan.share
+        if share is not None:
+            name = self.row.of(share)
+            line = f"if ({name} < from || {name} >= to) continue;"
+            self.levels[self.level(share)].append(line)
+        for mask in self.skipped:
+            self.levels[self.level(mask)].append(f"if (!{self.row.of(mask)}) continue;")
+
+    def _is_outside(self, scalar: Scalar) -> bool:
+        """Whether loops lie around a value of what runs in order, and the innermost one within."""
+        is_nested = self.plan.nest.is_sequential and not self.plan.is_columns
+        return is_nested and 0 < self.level(scalar) < self.deepest
 
     def _compute(self, instruction: Instruction) -> None:
         level = max((self.level(axis) for axis in instruction.domain), default=0)
@@ -229,6 +247,13 @@ class SweepPrinter:
     def _effect(self, target: Instruction) -> None:
         assert isinstance(target, Store | Check | Partial)
         number = self.plan.nest.effects.index(target)
+        if isinstance(target, Check) and self._is_outside(target.condition):
+            lines = self.row.effect_lines(target, None)
+            self.levels[self.level(target.condition)].extend(lines)
+            return
+        if isinstance(target, Store) and target.mask is not None and self._is_outside(target.mask):
+            self.skipped.append(target.mask)
+            target = dataclasses.replace(target, mask=None)
         innermost = self.plan.vector if self.plan.is_columns else self.sweep.axes[-1]
         accumulator = accumulator_of(target, innermost, number) if innermost else None
         if accumulator is not None:
