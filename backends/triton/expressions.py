@@ -63,7 +63,7 @@ class Names:
 
 @dataclass
 class SizeArguments:
-    """Symbolic dimensions, each an argument of the kernel that the host computes."""
+    """Dimensions that are arguments of the kernel, computed by the host: symbolic ones, mostly."""
 
     names: Names
     known: dict[str, tuple[str, Dim]] = field(default_factory=dict)
@@ -77,6 +77,13 @@ class SizeArguments:
             wanted = source if source.isidentifier() else f"n{len(self.known)}"
             self.known[source] = (self.names.fresh(wanted), dim)
         return self.known[source][0]
+
+    def hidden(self, number: int, wanted: str) -> str:
+        """Return the name of an argument for a number that the compiler shall not know."""
+        key = f"{wanted} = {number}"
+        if key not in self.known:
+            self.known[key] = (self.names.fresh(wanted), number)
+        return self.known[key][0]
 
 
 Tile = tuple[bool, ...]

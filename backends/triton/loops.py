@@ -9,12 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lynx.ir.dims import ceil_div, contiguous_strides
-from lynx.ir.kernel import Constant, Index, Instruction, Reduce, Store, Term
+from lynx.ir.kernel import Constant, Index, Instruction, Load, Reduce, Store, Term
 
 from .combines import Collected, lanes_of, result, update
 from .dtypes import triton_type
 from .parts import Partial
+from .schedule import WARP
 from .writer import StageWriter
+
+MOST_IN_FLIGHT = 128
+"""A loop of a known number of rounds may be written out by the compiler, with all loads first.
+
+Where these are more than that for each thread, the number of rounds is kept from it.
+"""
 
 
 def print_loops(writer: StageWriter) -> None:
@@ -77,7 +84,9 @@ class _Loops:
         writer = self.writer
         count = writer.size_of(self.stage.columns)
         if self.stage.splits is None:
-            return _Bounds("0", writer.sizes.text(count))
+            is_hidden = isinstance(count, int) and self._in_flight(count) > MOST_IN_FLIGHT
+            hidden = writer.sizes.hidden(count, "columns") if is_hidden else ""
+            return _Bounds("0", hidden or writer.sizes.text(count))
         chunk = writer.sizes.text(ceil_div(count, self.stage.splits))
         number = "tl.program_id(1)"
         if writer.options.index_type != "tl.int32":
@@ -88,6 +97,14 @@ class _Loops:
             f"end = tl.minimum(begin + {chunk}, {writer.sizes.text(count)})",
         )
         return _Bounds("begin", "end")
+
+    def _in_flight(self, count: int) -> int:
+        """Return how many numbers each thread loads if all rounds of the loop are written out."""
+        schedule = self.writer.schedule
+        rounds = -(-count // schedule.r_block)
+        each = max(schedule.x_block * schedule.r_block // (schedule.warps * WARP), 1)
+        loads = sum(isinstance(one, Load) and self._is_inner(one) for one in self.body)
+        return rounds * each * loads
 
     def _sweep(self, roots: list[Instruction], bounds: _Bounds) -> None:
         writer = self.writer

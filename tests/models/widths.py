@@ -69,6 +69,6 @@ WIDE: dict[str, Wide] = {
     "modernbert": Wide({"num_hidden_layers": 2}, MASKED, tokens),
     "qwen3": Wide(LLAMA, CAUSAL, tokens, BF16),
     "swin": Wide({"depths": [1, 1, 1, 1]}, CLASSES, images),
-    "t5": Wide({"num_layers": 1}, "AutoModelForSeq2SeqLM", pairs),
+    "t5": Wide({"num_layers": 1, "decoder_start_token_id": 0}, "AutoModelForSeq2SeqLM", pairs),
     "vit": Wide({"num_hidden_layers": 1}, CLASSES, images),
 }
