@@ -60,6 +60,9 @@ class CudaRecorder:
     for what torch allocates, outputs among it: graphs replay in any order.
     """
 
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
     def place(self, device: torch.device) -> Hashable:
         """Return the current stream: launches on it wait for each other."""
         stream = torch.cuda.current_stream(device)
@@ -69,7 +72,9 @@ class CudaRecorder:
         """Record on a stream of its own; what other threads launch does not matter."""
         with torch.cuda.device(device), recording(str(device)) as memory:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            # The stream that torch would take belongs to the device of the first recording of all.
+            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 outputs = list(function(inputs))
         return Recorded(graph.replay, outputs, (graph, memory))
 
