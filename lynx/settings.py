@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -175,6 +176,7 @@ def _parse(name: str, text: str, kind: type[Any]) -> Any:
     if kind is bool and text.lower() in words:
         return words[text.lower()]
     if kind is int and text.strip().isdigit():
-        return int(text)
+        with contextlib.suppress(ValueError):  # some digits are no numbers: superscripts
+            return int(text)
     expected = "0 or 1" if kind is bool else "a number"
     raise UsageError("bad-option", f"{name} takes {expected}, got {text!r}")

@@ -106,7 +106,7 @@ class LayoutConvolutions:
         for op in module.ops:
             current = op.replace_operands(mapping)
             if isinstance(current, Convolution) and not channels.are_last(current.x):
-                reason = _kept(current, is_by_rows=_meets_rows(op, readers))
+                reason = _kept(current, is_by_rows=_meets_rows(op.results[0], readers))
                 if reason:
                     context.remarks.append(Remark(self.name, reason, op.loc))
                 else:
@@ -125,11 +125,10 @@ def _is_backward(op: Op) -> bool:
     return isinstance(op, ConvolutionBackwardInput | ConvolutionBackwardWeight)
 
 
-def _meets_rows(op: Convolution, readers: Mapping[Value, Sequence[Op]]) -> bool:
+def _meets_rows(image: Value, readers: Mapping[Value, Sequence[Op]]) -> bool:
     """Whether what follows reads rows of channels, so that the image is moved in any case."""
-    rank = op.x.tensor_type.rank
-    after = (0, *range(2, rank), 1)
-    current: Value | None = op.out
+    after = (0, *range(2, image.tensor_type.rank), 1)
+    current: Value | None = image
     for _ in range(_REACH):
         if current is None:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,6 +24,7 @@ from lynx.ir.program import (
     Target,
     Write,
     equal_strides,
+    same_strides,
 )
 from lynx.ir.types import TensorType
 
@@ -83,6 +85,7 @@ class _Work:
         self.places: dict[Value, Placement] = {}
         self.closed: set[Op] = set()
         self.factory = KernelFactory()
+        self.shown = _shown(program)
 
     def can_overwrite(self, op: Op, result: Value, operand: Value, *, alone: bool) -> bool:
         """Whether a result can be written over an operand, by the kernel of its op too."""
@@ -190,7 +193,7 @@ def _pair(work: _Work, step: Step, dying: list[Value], *, alone: bool = False) -
         for operand in dying:
             if (
                 (isinstance(placement, Arena) or work.is_whole(operand))
-                and _same_place(work.program, operand, result)
+                and _same_place(work.program, operand, result, exactly=result in work.shown)
                 and work.can_overwrite(step.op, result, operand, alone=alone)
             ):
                 work.move(operand, placement)
@@ -201,19 +204,36 @@ def _pair(work: _Work, step: Step, dying: list[Value], *, alone: bool = False) -
     return found
 
 
-def _same_place(program: Program, a: Value, b: Value) -> bool:
+def _same_place(program: Program, a: Value, b: Value, *, exactly: bool) -> bool:
     """Whether two values have one type and one known layout without gaps.
 
-    Strides of dimensions of size 1 count too: what writes over a tensor returns the very tensor,
-    and who is promised strides compares them all.
+    If it has to be so `exactly`, strides of dimensions of size 1 are compared too.
     """
     strides = program.strides(a)
+    same = equal_strides if exactly else functools.partial(same_strides, a.shape)
     return (
         a.type == b.type
         and strides is not None
         and is_dense(a.shape, strides)
-        and equal_strides(strides, program.strides(b))
+        and same(strides, program.strides(b))
     )
+
+
+def _shown(program: Program) -> set[Value]:
+    """Return the values that outputs are or look at: their strides are promised, to the last one.
+
+    What writes over a tensor returns the very tensor, with the strides that it had.
+    """
+    shown: set[Value] = set()
+    pending = [output for output in program.graph.outputs if output is not None]
+    while pending:
+        value = pending.pop()
+        if value in shown:
+            continue
+        shown.add(value)
+        if value.op is not None and value.op.is_view:
+            pending.append(value.op.operands[0])
+    return shown
 
 
 def _is_only_reader(program: Program, op: Op, operand: Value, base: Value) -> bool:
@@ -280,7 +300,7 @@ def _rewritten(work: _Work, value: Value, target: Value) -> Value | None:
             is_last = operand.op is not None and work.dies(index, operand)
         if (
             is_last
-            and _same_place(work.program, operand, value)
+            and _same_place(work.program, operand, value, exactly=False)
             and work.program.bases[operand] is operand
             and _is_only_reader(work.program, op, operand, operand)
             and work.can_overwrite(op, value, operand, alone=False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -14,6 +16,9 @@ from pathlib import Path
 from lynx.ir.errors import CompileError
 
 CANDIDATES = ("gcc", "cc", "clang")
+_ENDED = "the compiler was ended after"
+PATIENCE = 600
+"""Seconds that a compiler may take before it is taken to hang."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +105,16 @@ def key_of(sources: tuple[str, ...], compiler: Compiler, version: str) -> str:
 
 
 class BuildError(CompileError):
-    """The compiler refused a source; `log` is what it said."""
+    """The compiler refused a source, or did not end; `log` is what it said."""
 
     def __init__(self, log: str) -> None:
         super().__init__("kernel-build", f"the C compiler failed: {log.strip()[-2000:]}")
         self.log = log
+
+    @property
+    def hung(self) -> bool:
+        """Whether the compiler had to be ended."""
+        return _ENDED in self.log
 
 
 def build(sources: tuple[str, ...], compiler: Compiler, *flags: str) -> bytes:
@@ -143,15 +153,27 @@ def check(source: str, compiler: Compiler) -> str | None:
 def _start(compiler: Compiler, arguments: list[str]) -> subprocess.Popen[bytes]:
     command = [compiler.path, *compiler.flags, *arguments]
     try:
+        # A group of its own, so that what the compiler starts can be ended with it.
         return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            process_group=0,
+        )  # fmt: skip
     except OSError as error:
         raise CompileError("no-compiler", f"cannot run {compiler.path}: {error}") from error
 
 
+def _output(process: subprocess.Popen[bytes]) -> str:
+    """Return what a compiler said when it ended; one that does not end is ended."""
+    try:
+        return process.communicate(timeout=PATIENCE)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said = process.communicate()[0].decode(errors="replace")
+        return f"{said}\n{_ENDED} {PATIENCE} s"
+
+
 def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
-    outputs = [process.communicate()[0].decode(errors="replace") for process in processes]
+    outputs = [_output(process) for process in processes]
     failed = [o for p, o in zip(processes, outputs, strict=True) if p.returncode != 0]
     if failed:
         raise BuildError("\n".join(failed))

@@ -7,6 +7,7 @@ from lynx.ir.index_range import limit_of
 from lynx.ir.kernel import Check, Constant, Instruction, Reduce, Scalar, Store
 
 from .accumulate import Accumulator, fold, identity, is_float
+from .outer import LANES
 from .printer import (
     Expressions,
     Names,
@@ -18,7 +19,7 @@ from .printer import (
     words_of,
 )
 from .schedule import PART, PARTS, TRANSPOSED_BLOCK, Schedule, overwrites
-from .split import LANES, Effect, Partial
+from .split import Effect, Partial
 from .sweeps import SweepPrinter, accumulated, accumulator_of, result_axes
 from .text import memory_type, value_type
 

@@ -26,7 +26,8 @@ from lynx.ir.kernel import (
 
 from .access import separating, strides_of
 from .functions import cost
-from .split import ENOUGH_UNITS, LANES, Effect, Nest, Partial
+from .outer import ENOUGH_UNITS, LANES
+from .split import Effect, Nest, Partial
 
 BLOCK = 1024
 """Elements of a parallel vector axis in one unit."""

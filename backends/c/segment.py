@@ -118,7 +118,9 @@ def _explained(
     path.write_text("\n".join(sources))
     failed: dict[Kernel, None] = {}
     log = error.log
-    for name, definition in program.functions.definitions():
+    # One that hangs is not asked again and again.
+    definitions = [] if error.hung else program.functions.definitions()
+    for name, definition in definitions:
         found = check(_unit([definition]), compiler)
         if found is not None:
             failed.update(program.functions.kernels[name])

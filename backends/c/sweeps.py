@@ -12,10 +12,11 @@ from lynx.ir.types import DType
 
 from .accumulate import Accumulator, fold, identity, is_float
 from .functions import is_called
+from .outer import LANES
 from .pieces import Loop, PiecePrinter, pieces_of
 from .printer import Expressions, Names, declared
 from .schedule import Schedule, Sweep, operations
-from .split import LANES, Effect, Partial
+from .split import Effect, Partial
 from .text import value_type
 
 SUM_BLOCK = 4096

@@ -191,7 +191,8 @@ class _Host:
         ]
         options = [f"{name}={value}" for name, value in one.options.items()]
         self.lines.append(f"{indent}{one.name}[({grid})](")
-        self.lines.append(f"{indent}    {', '.join(arguments)},")
+        if arguments:  # There are none where nothing of a kernel is stored.
+            self.lines.append(f"{indent}    {', '.join(arguments)},")
         self.lines.append(f"{indent}    {', '.join([*constants, *options])},")
         self.lines.append(f"{indent})")
 

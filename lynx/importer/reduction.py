@@ -51,6 +51,7 @@ _PLAIN: dict[str, type[ops.Reduction]] = {
     "aten.count_nonzero.default": ops.CountNonzero,
     "aten.count_nonzero.dim_IntList": ops.CountNonzero,
 }
+_EXTREMES = (ops.Amax, ops.Amin, ops.ArgMax, ops.ArgMin, ops.MaxOfAll, ops.MinOfAll)
 _LOGICAL = {"aten.any.dims": ops.AnyNonzero, "aten.all.dims": ops.AllNonzero}
 _INDEXED: dict[str, type[ops.Reduction]] = {
     "aten.max.dim": ops.MaxWithIndex,
@@ -122,7 +123,10 @@ def total(
 @imports(*_PLAIN)
 def plain(context: Context, self: Value, dim: Dims = None, keepdim: bool = False) -> Imported:
     """Reduce the dimensions given, or all."""
-    return context.emit(_PLAIN[context.target](self, reduced(self, dim), keepdim))
+    kind, dims = _PLAIN[context.target], reduced(self, dim)
+    if issubclass(kind, _EXTREMES) and any(self.shape[d] == 0 for d in dims):
+        return Decline("torch raises for the largest or smallest of nothing")
+    return context.emit(kind(self, dims, keepdim))
 
 
 @imports(*_LOGICAL)

@@ -59,8 +59,9 @@ def test_settings_from_the_environment_and_from_options() -> None:
     settings = read_settings(environment={"LYNX_DEBUG": "2", "LYNX_STRICT": "on"})
     assert (settings.debug, settings.strict) == (2, True)
     assert read_settings({"debug": 1}, environment={"LYNX_DEBUG": "2"}).debug == 1
-    with pytest.raises(lynx.UsageError, match="LYNX_DEBUG takes a number, got 'much'"):
-        read_settings(environment={"LYNX_DEBUG": "much"})
+    for text in ("much", "²", "-1", "1.5", ""):
+        with pytest.raises(lynx.UsageError, match=f"LYNX_DEBUG takes a number, got '{text}'"):
+            read_settings(environment={"LYNX_DEBUG": text})
     assert "LYNX_DUMP_DIR" in describe()
 
 

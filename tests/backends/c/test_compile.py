@@ -269,3 +269,12 @@ def test_the_best_of_infinities_and_of_nothing(compiler: str, combine: str) -> N
         if columns:
             expected = x.amax(1) if combine == "max" else x.amin(1)
         torch.testing.assert_close(best, expected, equal_nan=True)
+
+
+def test_a_compiler_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "PATIENCE", 1)
+    script = tmp_path / "slow-cc"
+    script.write_text("#!/bin/sh\nsleep 600\n")
+    script.chmod(0o755)
+    with pytest.raises(KernelBuildError, match="was ended after 1 s"):
+        runs(segment_of(scaled(3.0)), compiler=str(script))
