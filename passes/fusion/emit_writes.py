@@ -71,6 +71,9 @@ def _refuse_slices(op: scatter.IndexCopy | scatter.IndexAdd | scatter.IndexFill)
         return ""
     if op.alpha != 1 and dtype.is_low_precision:
         return "rounds once what is scaled and added"
+    rank = len(op.x.shape)
+    if dtype.is_low_precision and rank > 1 and op.dim % rank in (0, rank - 1):
+        return "adds in a precision that torch chooses by strides"
     return _refuse_sums(dtype)
 
 

@@ -63,15 +63,16 @@ class Input:
     special: bool = False
 
     def make(self, generator: torch.Generator, exact: bool) -> Tensor:
-        """Return a tensor with random contents, as `f64` for an exact run."""
+        """Return a tensor with random contents; an exact run gets the same numbers as `f64`."""
         shape = _storage_shape(self.shape, self.layout)
         dtype = DTYPES[self.dtype]
         if dtype.is_floating_point:
-            value = torch.randn(shape, generator=generator).to(dtype)
+            value = torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
             if self.special and value.numel():
                 places = torch.randint(len(SPECIAL), shape, generator=generator)
-                chosen = torch.tensor(SPECIAL).to(dtype)[places]
-                value = torch.where(torch.rand(shape, generator=generator) < 0.2, chosen, value)
+                chosen = torch.tensor(SPECIAL, dtype=torch.float32).to(dtype)[places]
+                is_special = torch.randint(5, shape, generator=generator) == 0
+                value = torch.where(is_special, chosen, value)
             value = value.double() if exact else value
         else:
             low, high = (

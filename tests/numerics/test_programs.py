@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.numerics.catalogue import KINDS
 from tests.numerics.judge import check
-from tests.numerics.programs import DRAWN, LAYOUTS, SHAPES, Input, Program, Writer
+from tests.numerics.programs import DRAWN, LAYOUTS, SHAPES, Input, Program, Writer, default_dtype
 from tests.numerics.sweep import Trial, program_of, runs_in_eager
 from tests.tools.compare import compiled
 
@@ -66,6 +66,11 @@ KNOWN = {
         [Input((4, 6), "bf16", "expanded")],
         "x0.index_add(0, torch.zeros(x0.shape[0], dtype=i64), x0)",
     ),
+    "slices of low precision are added up in f32": write(
+        [Input((16, 24), "bf16"), Input((5, 16, 24), "bf16")],
+        "x0.index_add(0, torch.zeros(80, dtype=i64), x1.flatten(0, 1))",
+        "t0 + x0.index_add(1, torch.zeros(24, dtype=i64), x0)",
+    ),
     "a sum of truth values is one": write([Input((4, 6), "i8")], "x0.sum(0, dtype=b8)", exact="t0"),
     "calls of the library are summed in blocks": write(
         [Input((16, 24), "i8")], "torch.atan2(x0, x0)", "t0.mean((0, -1), keepdim=True)"
@@ -80,6 +85,15 @@ KNOWN = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_programs(name: str) -> None:
     assert check(KNOWN[name], compiled) == ""
+
+
+def test_an_exact_run_has_the_same_arguments() -> None:
+    inputs = [Input((33, 17), dtype, special=True) for dtype in DRAWN]
+    program = write(inputs, "x0 + 1")
+    with default_dtype(exact=True):
+        exact = program.arguments(0, exact=True)
+    for x, y in zip(program.arguments(0), exact, strict=True):
+        torch.testing.assert_close(x.to(y.dtype), y, rtol=0, atol=0, equal_nan=True)
 
 
 SUMS = [
