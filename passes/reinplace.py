@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
@@ -209,14 +208,12 @@ def _same_place(program: Program, a: Value, b: Value, *, exactly: bool) -> bool:
 
     If it has to be so `exactly`, strides of dimensions of size 1 are compared too.
     """
-    strides = program.strides(a)
-    same = equal_strides if exactly else functools.partial(same_strides, a.shape)
-    return (
-        a.type == b.type
-        and strides is not None
-        and is_dense(a.shape, strides)
-        and same(strides, program.strides(b))
-    )
+    strides, wanted = program.strides(a), program.strides(b)
+    if a.type != b.type or strides is None or not is_dense(a.shape, strides):
+        return False
+    if exactly:
+        return equal_strides(strides, wanted)
+    return same_strides(a.shape, strides, wanted)
 
 
 def _shown(program: Program) -> set[Value]:
