@@ -122,6 +122,15 @@ def may_collide(op: Op) -> bool:
     raise AssertionError(op)
 
 
+def is_adding(op: Op) -> bool:
+    """Whether a write adds to what is there."""
+    while (inner := carried(op)) is not None:
+        op = inner
+    if isinstance(op, IndexPut):
+        return op.accumulate
+    return isinstance(op, EmbeddingBackward | IndexAdd | ScatterAdd | ScatterReduce)
+
+
 def write_pairs(op: Op, operand: Value) -> _Pairs:
     """Return which dimensions of an operand run along which of what is written."""
     if operand is written_into(op) or carried(op) is not None:

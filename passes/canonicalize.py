@@ -9,13 +9,14 @@ from lynx.ir.core import Graph
 
 from .base import PassContext, Requirement, register_pass
 from .canonicalize_elementwise import ELEMENTWISE_RULES
+from .canonicalize_indexing import INDEXING_RULES
 from .canonicalize_layout import LAYOUT_RULES
 from .canonicalize_scatter import SCATTER_RULES
 from .canonicalize_slicing import SLICING_RULES
 from .requirements import IS_GRAPH
 from .rewrite import rewrite
 
-RULES = (*LAYOUT_RULES, *SLICING_RULES, *SCATTER_RULES, *ELEMENTWISE_RULES)
+RULES = (*LAYOUT_RULES, *SLICING_RULES, *SCATTER_RULES, *INDEXING_RULES, *ELEMENTWISE_RULES)
 
 
 @register_pass

@@ -10,6 +10,7 @@ from lynx.ir.dims import Dim, contiguous_strides, free_symbols
 from lynx.ir.ops.aten import Aten
 from lynx.ir.ops.layout import Reshape
 from lynx.ir.types import TensorType
+from lynx.ir.writing import is_adding, is_write, may_collide
 
 from .base import PassContext, Remark, Requirement, register_pass
 from .fusion import why_not
@@ -60,7 +61,7 @@ class _Fusion:
             return False
         if isinstance(op, PRODUCTS):
             return False  # the library multiplies matrices
-        reason = why_not(op) or self._foreign(op)
+        reason = why_not(op) or self._foreign(op) or self._disorderly(op)
         if not reason:
             return True
         message = f"is not part of a kernel: {reason}"
@@ -68,6 +69,15 @@ class _Fusion:
             self.refused[f"{op.name} {reason}"] = None
             self.context.remarks.append(Remark(op.name, message, op.loc))
         return False
+
+    def _disorderly(self, op: Op) -> str:
+        """Return why a GPU, which knows no order, should not write what an op does."""
+        if self.context.target.is_cpu or not is_write(op) or not may_collide(op):
+            return ""
+        if not is_adding(op):
+            return "may write a place several times, of which the last counts"
+        dtype = op.results[0].tensor_type.dtype
+        return f"would round each sum to {dtype}" if dtype.is_low_precision else ""
 
     def _foreign(self, op: Op) -> str:
         """Return why a value of the op is out of a kernel's reach."""

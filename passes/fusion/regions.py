@@ -294,9 +294,9 @@ class _RegionBuilder:
                 parts.add(found.inner)
                 self._own.update(found.above)
         # What is read of the part that is written must be seen to be just that.
-        for value in (value for op in members for value in op.operands):
-            if any(is_write(op) and reads_part_of(op, value.op) for op in members):
-                self._own.update({value.op} if value.op is not None else ())
+        for write in (op for op in members if is_write(op)):
+            operands = (value for op in members for value in op.operands)
+            self._own.update(v.op for v in operands if v.op and reads_part_of(write, v.op))
         for op in members:
             into = written_into(op) if is_write(op) and op not in parts else None
             for operand in op.operands:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lynx.ir import Builder, ScalarType, SymbolRange, parse_module, symbol
+from lynx.ir import Builder, ScalarType, SymbolRange, parse_graph, parse_module, symbol
 from lynx.ir.core import Graph, Op, Value
 from lynx.ir.ops.elementwise_arithmetic import Add, Cast, Divide, Multiply, Subtract, Where
 from lynx.ir.ops.factory import Full
@@ -214,3 +214,14 @@ def test_a_condition_that_a_symbol_decides_is_not_constant() -> None:
     result = builder.emit(Where(condition, x, 2.0))
     graph = canonical(builder.build((result,), symbols=(SymbolRange("s0", 0, None),)))
     assert any(isinstance(op, Where) for op in graph.ops)
+
+
+def test_look_ups_beyond_the_end_still_raise() -> None:
+    graph = parse_graph(
+        """graph @f(%w: f32[4, 4]) {
+          %0 = iota 2, 1 {length = 3, dtype = i64} : i64[3]
+          %1 = embedding %w, %0 : f32[3, 4]
+          return %1
+        }"""
+    )
+    assert canonical(graph) is graph

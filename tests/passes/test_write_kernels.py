@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +18,11 @@ from lynx.ir.kernel import Kernel, Load, Store
 from lynx.ir.ops.fusion import Fused
 from lynx.ir.overwriting import can_overwrite
 from lynx.ir.program import extent
+from lynx.passes import Fuse
 from lynx.passes.fusion import kernel_of, why_not
 from lynx.passes.kernel_reads import reads_in_step
 from tests.backends.c.running import run as run_in_c
-from tests.passes.test_fuse import fused, groups
+from tests.passes.test_fuse import fused, generating, groups
 from tests.tools.fused import values_by_kernels
 
 Run = Callable[[Kernel, dict[str, torch.Tensor]], None]
@@ -385,3 +387,30 @@ def test_random_writes(seed: int) -> None:
     (wanted,), _ = evaluate(parse_graph(text), inputs)
     (found,) = values_by_kernels(fused(text), inputs)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+ORDERLY = {
+    "index_copy %x, %i, %v {dim = 0}": False,
+    "index_copy %x, %one, %w {dim = 0}": True,
+    "index_add %x, %i, %v {dim = 0}": True,
+    "index_put %x, [%i], %v {accumulate = true}": True,
+    "index_put %x, [%i], %v": False,
+}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("text", ORDERLY)
+def test_a_gpu_writes_what_needs_no_order(text: str, dtype: str) -> None:
+    graph = parse_graph(
+        f"""graph @f(%x: {dtype}[8, 4] on cuda:0, %i: i64[3] on cuda:0,
+            %v: {dtype}[3, 4] on cuda:0, %one: i64[1] on cuda:0,
+            %w: {dtype}[1, 4] on cuda:0) {{
+          %0 = {text} : {dtype}[8, 4] on cuda:0
+          return %0
+        }}"""
+    )
+    context = generating(graph)
+    context.target = dataclasses.replace(context.target, device="cuda")
+    result = Fuse().run(graph, context)
+    rounds = dtype == "bf16" and ("add" in text or "accumulate" in text)
+    assert isinstance(result.ops[0], Fused) == (ORDERLY[text] and not rounds)
