@@ -73,7 +73,8 @@ class CudaRecorder:
         with torch.cuda.device(device), recording(str(device)) as memory:
             graph = torch.cuda.CUDAGraph()
             # The stream that torch would take belongs to the device of the first recording of all.
-            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+            own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream = self._streams.setdefault(device, own)
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 outputs = list(function(inputs))
         return Recorded(graph.replay, outputs, (graph, memory))
