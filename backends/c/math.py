@@ -131,10 +131,11 @@ INLINE f32 lynx_log10_f32(f32 x, f32 one) {
   return lynx_log_ends_f32(x, e * 0.30078125f + (f * 0.4375f + low));
 }""",
     "lynx_log1p_f32": """\
+/* log(u) with the rounding of u = 1 + x, to first order, among the small terms */
 INLINE f32 lynx_log1p_f32(f32 x, f32 one) {
-  const f32 u = 1.0f + x;
-  const f32 y = lynx_log_f32(u, one) * (x / (u - 1.0f));
-  return (u == 1.0f) | (x == __builtin_inff()) ? x : y;
+  f32 e, f, u = one + x, y = lynx_log_parts_f32(u, &e, &f);
+  y += e * -2.12194440e-4f + (x < 1.0f ? x - (u - 1.0f) : 1.0f - (u - x)) / u;
+  return u == 1.0f ? x : lynx_log_ends_f32(u, e * 0.693359375f + (f + y));
 }""",
     "lynx_expm1_near_f32": """\
 /* expm1 for numbers between -80 and 80; zero loses its sign */
