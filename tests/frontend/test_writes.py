@@ -259,3 +259,46 @@ def test_one_program_serves_all_sizes() -> None:
         torch.testing.assert_close(given, wanted)
     assert len(RECORDS.graphs) == 1
     assert [write.kind for write in RECORDS.graphs[0].program.writes] == ["in_place"]
+
+
+def put_in_rows(x: Tensor, i: Tensor, j: Tensor, v: Tensor) -> None:
+    x[i, :, j] = v
+
+
+def put_in_grid(x: Tensor, i: Tensor, j: Tensor, v: Tensor) -> None:
+    x[i, j] = v
+
+
+REPEATED: list[tuple[Callable[..., object], Callable[[int], list[Tensor]]]] = [
+    (lambda x, i, v: x.index_copy_(1, i, v), lambda n: [places(n, 5), torch.randn(6, n, 12)]),
+    (put_in_rows, lambda n: [places(n, 6), places(n, 12) - 12, torch.randn(n, 5)]),
+    (put_in_grid, lambda n: [places(3, n, 6), places(n, 5), torch.randn(3, n, 12)]),
+    (lambda x, i, v: x.scatter_(2, i, v), lambda n: [places(6, 5, n, 12), torch.randn(6, 5, n)]),
+    (lambda x, i, v: x.scatter_(0, i, v), lambda n: [places(n, 4, 7, 6), torch.randn(n, 5, 9)]),
+    (lambda x, i, v: x.index_add_(1, i, v), lambda n: [places(n, 5), torch.randn(6, n, 12)]),
+    (
+        lambda x, i, j, v: x.index_put_((i, j), v, accumulate=True),
+        lambda n: [places(n, 6), places(n, 5) - 5, torch.randn(n, 12)],
+    ),
+    (
+        lambda x, i, v: x.scatter_add_(1, i, v),
+        lambda n: [places(6, n, 12, 5), torch.randn(6, n, 12)],
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REPEATED)))
+def test_what_is_written_several_times_is_as_in_eager(number: int) -> None:
+    """The last of several writes to a place stays, and sums are rounded in the same order."""
+    function, make = REPEATED[number]
+
+    def written(*arguments: Tensor) -> None:
+        function(*arguments)
+
+    compiled = torch.compile(written, backend="lynx", options={"strict": True}, dynamic=False)
+    for count in (1, 17):
+        given = [torch.randn(6, 5, 12), *make(count)]
+        wanted = copies(given)
+        compiled(*given)
+        written(*wanted)
+        assert torch.equal(given[0], wanted[0])
