@@ -15,7 +15,12 @@ from lynx.ir.types import TensorType
 from lynx.ir.writing import Carried, carried_by, is_write, storage_of, written_into
 
 from .base import PassContext, Requirement, register_pass
+from .fusion import why_not
+from .fusion.emit_products import PRODUCTS
 from .requirements import IS_GRAPH
+
+MOST_CHOICES = 4
+"""So many parts are chosen among for each element; more are written one after the other."""
 
 
 @register_pass
@@ -23,7 +28,8 @@ from .requirements import IS_GRAPH
 class MarkWrites:
     """Mark each `slice_scatter` into a tensor whose memory its result can have.
 
-    That is an input that is to hold the result, or a value that nothing else needs afterwards. Of
+    That is an input that is to hold the result, or a value that nothing else needs afterwards, if
+    no kernel that computes it or reads the result can choose the elements by the way. Of
     a write into a part of such a tensor, which is then put back, the whole is marked: the part and
     the tensor are one memory. What reads the part afterwards reads it from the tensor, and what is
     to be written is copied first if it lies there itself.
@@ -37,7 +43,7 @@ class MarkWrites:
         if not any(map(_may_write, module.ops)):
             return module
         chains = _Chains(module)
-        found = [c for c in chains.chains if c.is_changed and chains.is_in_place(c)]
+        found = [c for c in chains.chains if chains.is_in_place(c) and c.is_changed]
         return _Rewriter(module, chains, found).graph() if found else module
 
 
@@ -95,6 +101,7 @@ class _Chains:
         self.chains = [
             _chain(op, links) for op in graph.ops if _may_write(op) and op not in carriers
         ]
+        self.written: set[Value] = set()
         self.by_target: dict[Value, _Chain] = {}
         for chain in self.chains:
             if chain.into is not None:
@@ -118,9 +125,35 @@ class _Chains:
         if into.op is None:
             if not self._becomes(into, chain):
                 return False
-        elif into.op.is_view or isinstance(into.op, Aten | Resource | Full | Iota):
+        else:
+            is_elsewhere = into.op.is_view or isinstance(into.op, Aten | Resource | Full | Iota)
+            is_few = _written_before(into) < MOST_CHOICES and into not in self.written
+            if is_elsewhere or (is_few and self._is_chosen(into, chain)):
+                return False
+        if self._is_read_later(into, chain):
             return False
-        return not self._is_read_later(into, chain)
+        self.written.add(chain.result)
+        return True
+
+    def _is_chosen(self, into: Value, chain: _Chain) -> bool:
+        """Whether kernels better choose between old and new elements where they need them.
+
+        If one computes the old ones, or only kernels read the result, that costs nothing.
+        """
+        if into.op is not None and _has_kernel(into.op) and not is_write(into.op):
+            return True
+        stack, seen = [chain.result], 0
+        while stack:
+            value = stack.pop()
+            if value in self.ends:
+                return False
+            for user in self.users.get(value, ()):
+                seen += 1
+                if user.is_view:
+                    stack += user.results
+                elif not _has_kernel(user):
+                    return False
+        return seen > 0
 
     def _becomes(self, target: Value, chain: _Chain) -> bool:
         """Whether an input is to hold what a chain, and others after it, make of it."""
@@ -150,6 +183,19 @@ class _Chains:
                 elif self.positions[user] >= first:
                     return True
         return False
+
+
+def _has_kernel(op: Op) -> bool:
+    return not isinstance(op, PRODUCTS) and not why_not(op)
+
+
+def _written_before(value: Value) -> int:
+    """Return how many parts of a value were replaced one after the other."""
+    count = 0
+    while isinstance(value.op, SliceScatter):
+        value = value.op.x
+        count += 1
+    return count
 
 
 def _put_back(mutation: Mutation) -> Op | None:
