@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lynx.ir.native import Launcher, SegmentCompiler
-from lynx.ir.program import Program
+from lynx.ir.program import Program, aligned
 from lynx.passes.plan_memory import BufferGroup, MemoryReport, memory_report
 
 from .arena import SHARED_BLOCKS, BlockPool, SavedArena, TemporaryArena
@@ -135,8 +135,9 @@ class _Plans:
             self._fixed = (offsets, self._top(offsets))
 
     def _top(self, offsets: tuple[int, ...]) -> int:
+        # A whole number of elements of every type: some operators look at all of a memory.
         pairs = zip(offsets, self._group.sizes, strict=True)
-        return max((offset + size for offset, size in pairs), default=0)
+        return aligned(max((offset + size for offset, size in pairs), default=0))
 
     def __call__(self, symbols: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
         """Return the offsets of the buffers and the size of the arena."""
@@ -149,7 +150,7 @@ class _Plans:
             plan = self._by_class.get(classes)
             if plan is None:
                 packing = self._group.pack_sizes(classes)
-                plan = (packing.offsets, packing.peak)
+                plan = (packing.offsets, aligned(packing.peak))
                 _remember(self._by_class, classes, plan)
             _remember(self._by_symbols, symbols, plan)
         return plan

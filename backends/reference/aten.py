@@ -24,7 +24,7 @@ from .torch_internals import HigherOrderOperator, OpOverload
 @means(Aten)
 def call_aten(op: Aten) -> Call:
     """Call the operator that the name stands for."""
-    function = target_function(op.target)
+    function = _IN_OWN_MEMORY.get(op.target) or target_function(op.target)
     if op.sequences:
         function = functools.partial(_call_restored, function, op.sequences)
     if len(op.types) != 1:
@@ -36,6 +36,18 @@ def call_aten(op: Aten) -> Call:
         tuple(_argument(a) for a in op.arguments),
         {name: _argument(a) for name, a in op.keywords},
     )
+
+
+def _diagonal_scatter(
+    x: torch.Tensor, source: torch.Tensor, *places: int, **named: int
+) -> torch.Tensor:
+    result = x.clone()
+    result.diagonal(*places, **named).copy_(source)
+    return result
+
+
+_IN_OWN_MEMORY = {"aten.diagonal_scatter.default": _diagonal_scatter}
+"""What operators mean that would copy all of the memory in which their operand lies."""
 
 
 @means(Symbolic)

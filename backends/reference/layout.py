@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -122,12 +123,15 @@ def _slice_scatter_out(
     return out
 
 
+def _slice_scatter(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    return _slice_scatter_out(x, *arguments, out=torch.empty_like(x))
+
+
 @means(layout_slicing.SliceScatter)
 def slice_scatter(op: layout_slicing.SliceScatter) -> Call:
-    """Call `slice_scatter`; into given memory, copy `x` and then the part."""
-    function = torch.ops.aten.slice_scatter.default
+    """Copy `x` and then the part; torch's operator would copy all of the memory that has `x`."""
     arguments = (op.x, op.source, op.dim, op.start, op.stop, op.step)
-    return Call(function, arguments, out=_slice_scatter_out)
+    return Call(_slice_scatter, arguments, out=_slice_scatter_out)
 
 
 @means(layout_slicing.Concatenate)

@@ -15,6 +15,7 @@ from lynx.backends.c import has_compiler
 from lynx.ir.kernel import Kernel
 from lynx.passes.fusion import KernelFactory
 from lynx.records import RECORDS
+from lynx.runtime import release_memory
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="there is no C compiler")
 
@@ -104,6 +105,21 @@ def test_an_operator_that_returns_another_type_than_its_fake_form() -> None:
     for ours, theirs in zip(actual, expected, strict=True):
         assert ours.dtype is theirs.dtype
         assert torch.allclose(ours, theirs)
+
+
+def test_operators_that_look_at_all_of_a_memory() -> None:
+    def odd(x: torch.Tensor) -> torch.Tensor:
+        return (x > 0).cumsum(0)
+
+    def diagonal(x: torch.Tensor) -> torch.Tensor:
+        return torch.diag(x).sum() + torch.diagonal(x, offset=2).sum()
+
+    release_memory()
+    torch.compile(odd, backend="lynx", options={"strict": True})(torch.randn(1001))
+    x = torch.randn(10, 10, requires_grad=True)
+    torch.compile(diagonal, backend="lynx", options={"strict": True})(x).backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.eye(10) + torch.eye(10).roll(2, 1).triu(2))
 
 
 def break_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
