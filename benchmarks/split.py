@@ -97,7 +97,7 @@ class Splitter:
     def compile(self, segments: tuple[Segment, ...]) -> tuple[NativeFunction, ...]:
         """Return a function for each segment; what `SegmentCompiler` asks for."""
         parts = [
-            Segment(f"{segment.name}_{index}", (call,), segment.slots, segment.symbols)
+            dataclasses.replace(segment, name=f"{segment.name}_{index}", calls=(call,))
             for segment in segments
             for index, call in enumerate(segment.calls)
         ]

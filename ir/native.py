@@ -72,17 +72,31 @@ NativeCall: TypeAlias = KernelCall | ProductCall
 
 
 @dataclass(frozen=True, slots=True)
+class Tenancy:
+    """A part of an arena that is chosen when sizes are known, taken from one step to another.
+
+    Others in the same `arena` may have the same memory before `start` and after `end`.
+    """
+
+    arena: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Calls that run one after the other as one native function.
 
     The function is called with one bytes object: `slots` addresses, then the values of `symbols` as
     64-bit integers. It returns 0, or 1 + the index into `messages` of the check that failed.
+    `tenancies` says which slots share memory with others; the rest are apart from each other.
     """
 
     name: str
     calls: tuple[NativeCall, ...]
     slots: int
     symbols: tuple[str, ...]
+    tenancies: Mapping[int, Tenancy] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

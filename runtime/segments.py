@@ -11,7 +11,15 @@ from lynx.ir.dims import Dim, free_symbols
 from lynx.ir.errors import CompileError
 from lynx.ir.kernel import Kernel, Load
 from lynx.ir.location import Location
-from lynx.ir.native import FusedLayout, KernelCall, NativeCall, Pointer, ProductCall, Segment
+from lynx.ir.native import (
+    FusedLayout,
+    KernelCall,
+    NativeCall,
+    Pointer,
+    ProductCall,
+    Segment,
+    Tenancy,
+)
 from lynx.ir.ops.aten import Resource, Symbolic
 from lynx.ir.ops.fusion import Fused, Region
 from lynx.ir.ops.layout import Reshape
@@ -247,11 +255,14 @@ class _Slots:
     def __init__(self, program: Program, places: Places) -> None:
         self.places = places
         self.arenas: dict[Value, tuple[int, int | None, int]] = {}
+        self.tenancies: dict[_Key, Tenancy] = {}
         for number, group in enumerate(groups_of(program)):
             for index, buffer in enumerate(group.buffers):
                 offset = buffer.placement.offset
                 entry = (number, index, 0) if offset is None else (number, None, offset)
                 self.arenas[buffer.value] = entry
+                if offset is None:
+                    self.tenancies[number, index] = Tenancy(number, buffer.start, buffer.end)
 
     def locate(self, value: Value) -> tuple[_Key, Dim]:
         """Return where the address of a value starts from, and the bytes to add."""
@@ -279,7 +290,8 @@ def _placed(name: str, run: list[int], steps: NativeSteps, slots: _Slots) -> Pla
     pointers = {v: Pointer(position[key], offset) for v, (key, offset) in located.items()}
     calls = tuple(native.call(tuple(pointers[v] for v in native.values)) for native in natives)
     symbols = tuple(sorted({name for call in calls for name in _symbols_of(call)}))
-    segment = Segment(name, calls, len(position), symbols)
+    tenancies = {at: slots.tenancies[key] for key, at in position.items() if key in slots.tenancies}
+    segment = Segment(name, calls, len(position), symbols, tenancies)
     return PlacedSegment(segment, tuple(run), arenas, tensors)
 
 

@@ -247,7 +247,7 @@ class RunPrinter:
         self.late: list[str] = []
         self.numbers: list[str] = []
         self.steps = 0
-        self.barriers = Barriers()
+        self.barriers = Barriers(segment.segment.tenancies)
         self.needs_memory = False
 
     def print(self) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lynx.ir.dims import Dim
 from lynx.ir.kernel import Buffer, Check, Kernel, Load, Store
-from lynx.ir.native import KernelCall, Pointer
+from lynx.ir.native import KernelCall, Pointer, Tenancy
 
 from .loops import NestPrinter
 from .printer import NestText
@@ -113,11 +115,21 @@ class _Access:
     is_written: bool
 
 
+@dataclass
+class _Span:
+    """When the first of an arena's tenants leaves and when the last one comes, as steps."""
+
+    first_end: float = math.inf
+    last_start: float = -math.inf
+
+
 class Barriers:
     """Decides before which steps all threads must wait: those that touch what others still do."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenancies: Mapping[int, Tenancy]) -> None:
+        self.tenancies = tenancies
         self.open: dict[object, list[_Access]] = {}
+        self.arenas: dict[tuple[int, bool], _Span] = {}
 
     def is_needed(self, step: Step, call: KernelCall, scratch: dict[Buffer, object]) -> bool:
         """Whether a barrier comes before the step; remembers what it touches."""
@@ -129,14 +141,32 @@ class Barriers:
                     found.append((scratch[buffer], _Access(0, None, is_written)))
                 else:
                     found.append(_access(pointers[buffer], buffer, is_written))
+        tenants = [
+            (self.tenancies[key], access.is_written)
+            for key, access in found
+            if isinstance(key, int) and key in self.tenancies
+        ]
         conflict = any(
             _conflicts(access, other) for key, access in found for other in self.open.get(key, ())
-        )
+        ) or any(self._may_meet(*tenant) for tenant in tenants)
         if conflict:
-            self.open = {}
+            self.open, self.arenas = {}, {}
         for key, access in found:
             self.open.setdefault(key, []).append(access)
+        for tenancy, is_written in tenants:
+            span = self.arenas.setdefault((tenancy.arena, is_written), _Span())
+            span.first_end = min(span.first_end, tenancy.end)
+            span.last_start = max(span.last_start, tenancy.start)
         return conflict
+
+    def _may_meet(self, tenancy: Tenancy, is_written: bool) -> bool:
+        """Whether another tenant may have had the same memory, or will; one of them writes."""
+        kinds = (True, False) if is_written else (True,)
+        spans = [self.arenas.get((tenancy.arena, kind)) for kind in kinds]
+        return any(
+            span is not None and (span.first_end < tenancy.start or span.last_start > tenancy.end)
+            for span in spans
+        )
 
 
 def _access(pointer: Pointer, buffer: Buffer, is_written: bool) -> tuple[object, _Access]:

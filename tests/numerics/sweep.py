@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import time
 import warnings
@@ -110,7 +111,7 @@ def _parts(program: Program) -> list[Program]:
         lines = program.lines[:index] + program.lines[index + 1 :]
         gone = program.lines[index].partition(" = ")[0]
         returned = tuple(n for n in program.returned if n != gone)
-        for name in (n.partition(" = ")[0] for n in lines[::-1] if n.startswith("t")):
+        for name in (n.partition(" = ")[0] for n in lines[::-1] if re.match(r"t\d+ = ", n)):
             if not returned:
                 returned = (name,)
         if returned:
