@@ -8,6 +8,7 @@ both measured in the same process.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
