@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .accumulate_writes import AccumulateWrites
 from .canonicalize import Canonicalize
 from .cse import MergeCommonSubexpressions
 from .dce import RemoveDeadCode
@@ -38,6 +39,7 @@ DEFAULT = Pipeline(
         ShareHeads(),
         Canonicalize(),
         MergeCommonSubexpressions(),
+        AccumulateWrites(),
         RemoveDeadCode(),
         MarkWrites(),
         Fuse(),
@@ -64,6 +66,7 @@ REDUCE_OVERHEAD = Pipeline(
         ShareHeads(),
         Canonicalize(),
         MergeCommonSubexpressions(),
+        AccumulateWrites(),
         RemoveDeadCode(),
         MarkWrites(),
         Fuse(),
@@ -91,6 +94,7 @@ MAX_AUTOTUNE = Pipeline(
         ShareHeads(),
         Canonicalize(),
         MergeCommonSubexpressions(),
+        AccumulateWrites(),
         RemoveDeadCode(),
         MarkWrites(),
         Fuse(),
