@@ -139,6 +139,71 @@ def test_a_copy_must_not_come_after_its_source_has_changed() -> None:
     verify_program(parse_program(text.replace("}\n", snapshots, 1)))
 
 
+WRITING = """program @p(
+    %x: f32[4, 8] {strides = [8, 1]}, %m: f32[4, 8] {strides = [8, 1]}, %i: i64[1] {strides = [1]},
+    %v: f32[1, 8] {strides = [8, 1]}
+) {
+  %0 = exp %x : f32[4, 8]  -> arena[0 : 128]
+  %1 = fused(%x0 = %0, %x1 = %i, %x2 = %v) {
+    %0 = index_copy %x0, %x1, %x2 {dim = 0} : f32[4, 8]
+    yield %0
+  } : f32[4, 8]  -> in_place(%0)
+  %2 = fused(%x0 = %m) {
+    %0 = slice %x0 {dim = 0, start = 1, stop = 2} : f32[1, 8]
+    %1 = exp %0 : f32[1, 8]
+    %2 = slice_scatter %x0, %1 {dim = 0, start = 1, stop = 2, in_place = true} : f32[4, 8]
+    yield %2
+  } : f32[4, 8]  -> target(%m)
+  %3 = sum %1 {dims = [0]} : f32[8]  -> fresh
+  return %3 mutates (%m: %2)
+  mutation 0: in_place
+  arena cpu: 128
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "message"),
+    [
+        # Two points might write what another one reads.
+        ("index_copy %x0, %x1, %x2", "index_add %x0, %x1, %x2", "", ""),
+        (
+            "index_copy %x0, %x1, %x2 {dim = 0} : f32[4, 8]\n    yield %0",
+            "index_select %x0, %x1 {dim = 0} : f32[1, 8]\n"
+            "    %1 = add %0, %x2 : f32[1, 8]\n"
+            "    %2 = index_copy %x0, %x1, %1 {dim = 0} : f32[4, 8]\n    yield %2",
+            "bad-placement",
+            "cannot write",
+        ),
+        (
+            "start = 1, stop = 2} : f32[1",
+            "start = 2, stop = 3} : f32[1",
+            "bad-placement",
+            "over <%m",
+        ),
+        # Over what it reads as an index, as a source, or not at all.
+        ("-> in_place(%0)", "-> in_place(%i)", "bad-placement", "over <%i"),
+        ("-> in_place(%0)", "-> in_place(%v)", "bad-placement", "over <%v"),
+        ("-> in_place(%0)", "-> in_place(%x)", "bad-placement", "over <%x"),
+        ("-> in_place(%0)", "-> arena[0 : 128]", "overlap", "its operand"),
+        # The old tensor, or the new value of an input, is read after the write.
+        ("sum %1", "sum %0", "overwritten", "memory was reused"),
+        ("sum %1", "sum %m", "overwritten", "memory was reused"),
+        ("mutation 0: in_place", "mutation 0: copy", "bad-mutation", "by 'copy'"),
+    ],
+)
+def test_writes_of_parts(old: str, new: str, code: str, message: str) -> None:
+    verify_program(parse_program(WRITING))
+    assert WRITING.count(old) == 1
+    program = parse_program(WRITING.replace(old, new))
+    if not code:
+        verify_program(program)
+        return
+    with pytest.raises(CompileError) as caught:
+        verify_program(program)
+    assert (caught.value.code, message in caught.value.message) == (code, True), caught.value
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
