@@ -44,10 +44,10 @@ class Timed:
     seconds: float = 0.0
     calls: int = 0
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call and count."""
         start = time.perf_counter()
-        result = self.run(*arguments)
+        result = self.run(*arguments, **named)
         self.seconds += time.perf_counter() - start
         self.calls += 1
         return result

@@ -86,8 +86,9 @@ def test_the_suite_runs_through_and_goes_on_where_it_was(tmp_path: Path) -> None
     assert kept["checks"]["lynx"]["times_eager"] < 2
 
 
-def test_the_split_of_a_step() -> None:
-    found = where({"quick": True}, WORKLOADS["tiny"])
+@pytest.mark.parametrize("name", ["tiny", "resnet", "vocabulary"])
+def test_the_split_of_a_step(name: str) -> None:
+    found = where({"quick": True}, WORKLOADS[name])
     assert found["step"] > 0
     assert found["kernels"] > 0
     assert found["products_limit"] > 0
