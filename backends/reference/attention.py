@@ -1,0 +1,296 @@
+"""Attention in plain torch, some rows of the scores at a time: memory grows with one sequence.
+
+For some queries all scores are there at once, so that softmax and its gradient are exact; those of
+other queries are computed afterwards, in the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lynx.ir.ops.fusion import Region
+from lynx.ir.score import is_plain
+
+from .score import RowProgram, derivative_rows, evaluate_region, rows_of
+
+BLOCK_BYTES = 16 << 20
+"""Memory for the scores of the queries that are worked on at a time."""
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """What is computed of the products of queries and keys.
+
+    `score` is a function of the products and of operands (None: the products themselves). Weights
+    that are kept are multiplied by `keep_scale`. Queries that see no key give zeros with
+    `zero_empty`, NaN without.
+    """
+
+    score: Region | None = None
+    keep_scale: float = 1.0
+    zero_empty: bool = False
+
+
+def computing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which scores of such operands are computed."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def empty_output(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Return memory for an output, `[batch, heads, queries, depth]` with heads inside queries."""
+    shape = (q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+    return v.new_empty(shape).transpose(1, 2)
+
+
+Optional = torch.Tensor | None
+
+
+@torch.no_grad()
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    sink: Optional,
+    keep: Optional,
+    form: AttentionForm,
+    symbols: Mapping[str, int] | None = None,
+    out: Optional = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention, and the logarithm of the sum of exponentials of each query's scores."""
+    work = _Work(q, k, v, operands, sink, keep, form, symbols or {})
+    out = empty_output(q, v) if out is None else out
+    lse = q.new_empty(q.shape[:3], dtype=work.dtype)
+    for rows in work.blocks():
+        _, scores = work.scores(rows)
+        lse[:, :, rows] = work.logarithms(scores, rows)
+        weights = work.weights(scores, lse[:, :, rows])
+        out[:, :, rows] = work.times_values(work.kept(weights, rows)).to(out.dtype)
+    return out, lse
+
+
+@torch.no_grad()
+def attend_backward(
+    grad_out: torch.Tensor,
+    grad_lse: Optional,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    sink: Optional,
+    keep: Optional,
+    lse: torch.Tensor,
+    form: AttentionForm,
+    wanted: Sequence[bool],
+    symbols: Mapping[str, int] | None = None,
+) -> list[torch.Tensor]:
+    """Return the gradients of q, k, v, the sink and operands that are wanted, in this order."""
+    work = _Work(q, k, v, operands, sink, keep, form, symbols or {})
+    of_q, of_k, of_v, of_sink, *of_operands = work.memory(wanted)
+    for rows in work.blocks():
+        dot, scores = work.scores(rows)
+        logarithms = lse[:, :, rows]
+        weights = work.weights(scores, logarithms)
+        incoming = grad_out[:, :, rows].to(work.dtype)
+        if of_v is not None:
+            work.add_to_keys(work.kept(weights, rows), incoming, of_v)
+        of_weights = work.kept(work.by_values(incoming), rows)
+        of_rows = -(of_weights * weights).sum(3, keepdim=True)
+        if grad_lse is not None:
+            of_rows += grad_lse[:, :, rows, None].to(work.dtype)
+        if of_sink is not None:
+            of_sink[:, :, rows] = work.of_sink(of_rows[..., 0], logarithms, rows)
+        of_scores = of_weights.add_(of_rows).mul_(weights)
+        of_dot = work.of_dot(dot, of_scores, rows, of_operands)
+        if of_q is not None:
+            of_q[:, :, rows] = work.by_keys(of_dot)
+        if of_k is not None:
+            work.add_to_keys(of_dot, work.q[:, :, rows].to(work.dtype), of_k)
+    return work.finished(of_q, of_k, of_v, of_sink, of_operands)
+
+
+class _Work:
+    """The operands of one call, and the products that some rows of scores take part in."""
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        operands: Sequence[torch.Tensor],
+        sink: Optional,
+        keep: Optional,
+        form: AttentionForm,
+        symbols: Mapping[str, int],
+    ) -> None:
+        self.dtype = computing_dtype(q.dtype)
+        self.q, self.keep, self.form, self.operands = q, keep, form, operands
+        self.k, self.v = k.to(self.dtype), v.to(self.dtype)
+        self.batch, self.heads, self.queries, _ = q.shape
+        self.shared, self.keys = k.shape[1], k.shape[2]
+        self.given_sink = sink
+        self.sink = None if sink is None else sink.to(self.dtype).expand(q.shape[:3])
+        self.symbols = symbols
+        self.score = None if is_plain(form.score) else rows_of(form.score)
+        self.derivative: RowProgram | None = None
+
+    def blocks(self) -> Iterator[slice]:
+        """Yield the rows that are worked on at a time."""
+        nbytes = self.batch * self.heads * self.keys * self.dtype.itemsize
+        fitting = max(1, BLOCK_BYTES // max(1, nbytes))
+        programs = (self.score, self.derivative)
+        if not all(program is None or program.is_split for program in programs):
+            fitting = max(1, self.queries)
+        for start in range(0, self.queries, fitting):
+            yield slice(start, min(start + fitting, self.queries))
+
+    def scores(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the products of some queries with all keys, and their scores."""
+        dot = self._grouped_product(self.q[:, :, rows].to(self.dtype), self.k.transpose(2, 3))
+        if self.score is None:
+            return dot, dot
+        (scores,) = self.score.run((dot, *self.operands), rows, self.symbols)
+        return dot, scores
+
+    def logarithms(self, scores: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Return the logarithms of sums of exponentials; negative infinity of none."""
+        if self.keys == 0:
+            of_scores = scores.new_full(scores.shape[:3], -math.inf)
+        else:
+            of_scores = torch.logsumexp(scores, 3)
+        if self.sink is None:
+            return of_scores
+        return torch.logaddexp(of_scores, self.sink[:, :, rows])
+
+    def weights(self, scores: torch.Tensor, logarithms: torch.Tensor) -> torch.Tensor:
+        """Return what softmax gives, in new memory."""
+        weights = torch.exp(scores - logarithms[..., None])
+        if self.form.zero_empty:
+            weights.masked_fill_((logarithms == -math.inf)[..., None], 0)
+        return weights
+
+    def kept(self, weights: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Return weights, or their gradients, after dropout."""
+        if self.keep is None:
+            return weights
+        return weights * self.keep[:, :, rows] * self.form.keep_scale
+
+    def times_values(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return sums of values."""
+        return self._grouped_product(weights, self.v)
+
+    def by_values(self, incoming: torch.Tensor) -> torch.Tensor:
+        """Return products of gradients with values."""
+        return self._grouped_product(incoming, self.v.transpose(2, 3))
+
+    def by_keys(self, of_dot: torch.Tensor) -> torch.Tensor:
+        """Return sums of keys."""
+        return self._grouped_product(of_dot, self.k)
+
+    def add_to_keys(self, factors: torch.Tensor, rows: torch.Tensor, total: torch.Tensor) -> None:
+        """Add sums of rows, one for each key, over all heads that share it."""
+        total += self._grouped(factors).transpose(2, 3) @ self._grouped(rows)
+
+    def of_sink(self, of_rows: torch.Tensor, logarithms: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Return the gradient of the sink's logit for each row."""
+        assert self.sink is not None
+        weight = torch.exp(self.sink[:, :, rows] - logarithms)
+        if self.form.zero_empty:
+            weight = weight.masked_fill(logarithms == -math.inf, 0)
+        return weight * of_rows
+
+    def of_dot(
+        self,
+        dot: torch.Tensor,
+        of_scores: torch.Tensor,
+        rows: slice,
+        of_operands: Sequence[Optional],
+    ) -> torch.Tensor:
+        """Return the gradient of the products, and add to those of operands."""
+        if self.derivative is None:
+            return of_scores
+        found = self.derivative.run((dot, *self.operands, of_scores), rows, self.symbols)
+        wanted = [total for total in of_operands if total is not None]
+        for gradient, total, dim in zip(found[1:], wanted, self.derivative.dims[1:], strict=True):
+            if dim is None:
+                total += gradient
+            else:
+                total.narrow(dim, rows.start, rows.stop - rows.start).add_(gradient)
+        return found[0]
+
+    def memory(self, wanted: Sequence[bool]) -> list[Optional]:
+        """Return memory for sums of gradients, and find out how those of operands are computed."""
+        shapes = (self.q.shape, self.k.shape, self.v.shape, self.q.shape[:3])
+        memory: list[Optional] = [
+            self.q.new_zeros(shape, dtype=self.dtype) if want else None
+            for shape, want in zip(shapes, wanted[:4], strict=True)
+        ]
+        chosen = tuple(n for n, want in enumerate(wanted[4:]) if want)
+        if not is_plain(self.form.score):
+            assert self.form.score is not None
+            self.derivative = derivative_rows(self.form.score, chosen)
+        for operand, want in zip(self.operands, wanted[4:], strict=True):
+            memory.append(operand.new_zeros(operand.shape, dtype=self.dtype) if want else None)
+        return memory
+
+    def finished(
+        self,
+        of_q: Optional,
+        of_k: Optional,
+        of_v: Optional,
+        of_sink: Optional,
+        others: Sequence[Optional],
+    ) -> list[torch.Tensor]:
+        """Return the gradients that there are, in the types of the operands."""
+        found: list[torch.Tensor] = []
+        for gradient in (of_q, of_k, of_v):
+            if gradient is not None:
+                target = empty_output(gradient, gradient).to(self.q.dtype)
+                found.append(target.copy_(gradient))
+        if of_sink is not None:
+            assert self.given_sink is not None
+            found.append(of_sink.sum_to_size(self.given_sink.shape).to(self.given_sink.dtype))
+        for gradient, operand in zip(others, self.operands, strict=True):
+            if gradient is not None:
+                found.append(gradient.to(operand.dtype))
+        return found
+
+    def _grouped_product(self, rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        """Return products of rows of each head with the matrix of the head that it shares."""
+        product = self._grouped(rows) @ matrix
+        return product.reshape(*rows.shape[:3], matrix.shape[3])
+
+    def _grouped(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all heads that share one behind each other."""
+        group = self.heads // self.shared if self.shared else 1
+        return rows.reshape(self.batch, self.shared, group * rows.shape[2], rows.shape[3])
+
+
+def composite(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    sink: Optional,
+    keep: Optional,
+    form: AttentionForm,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same by way of all weights, in operators that autograd knows."""
+    work = _Work(q, k, v, operands, sink, keep, form, {})
+    dot = work._grouped_product(q.to(work.dtype), work.k.transpose(2, 3))
+    scores = dot
+    if form.score is not None:
+        (scores,) = evaluate_region(form.score, (dot, *operands))
+    rows = slice(0, q.shape[2])
+    logarithms = work.logarithms(scores, rows)
+    shifted = scores - logarithms[..., None]
+    if form.zero_empty:
+        # What is not chosen must not be NaN either, or its gradient would be.
+        shifted = torch.where((logarithms == -math.inf)[..., None], -math.inf, shifted)
+    weights = torch.exp(shifted)
+    out = work.times_values(work.kept(weights, rows)).to(v.dtype)
+    return out, logarithms
