@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from lynx.ir.core import Graph, Op, Value
 from lynx.ir.ops.aten import Aten
+from lynx.ir.printer import region_text
 from lynx.ir.types import TensorType
 
 from .base import PassContext, Requirement, register_pass
@@ -66,6 +67,7 @@ def key_of(op: Op) -> Hashable:
     return (
         type(op),
         *(_key(getattr(op, name)) for name in fields if name != "reason"),
+        *(region_text(region) for region in op.regions.values()),
     )
 
 

@@ -6,15 +6,22 @@ other queries are computed afterwards, in the same memory.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from lynx.ir.call import Call
+from lynx.ir.dims import symbol
+from lynx.ir.ops.attention import Attention, AttentionBackward
 from lynx.ir.ops.fusion import Region
 from lynx.ir.score import is_plain
 
+from .fusion import region_symbols
+from .registry import means
 from .score import RowProgram, derivative_rows, evaluate_region, rows_of
 
 BLOCK_BYTES = 16 << 20
@@ -143,17 +150,21 @@ class _Work:
         nbytes = self.batch * self.heads * self.keys * self.dtype.itemsize
         fitting = max(1, BLOCK_BYTES // max(1, nbytes))
         programs = (self.score, self.derivative)
-        if not all(program is None or program.is_split for program in programs):
+        if not all(program is None or program.part is not None for program in programs):
             fitting = max(1, self.queries)
         for start in range(0, self.queries, fitting):
             yield slice(start, min(start + fitting, self.queries))
+
+    def _is_all(self, rows: slice) -> bool:
+        return rows.start == 0 and rows.stop == self.queries
 
     def scores(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the products of some queries with all keys, and their scores."""
         dot = self._grouped_product(self.q[:, :, rows].to(self.dtype), self.k.transpose(2, 3))
         if self.score is None:
             return dot, dot
-        (scores,) = self.score.run((dot, *self.operands), rows, self.symbols)
+        inputs = (dot, *self.operands)
+        (scores,) = self.score.run(inputs, rows, self.symbols, all_rows=self._is_all(rows))
         return dot, scores
 
     def logarithms(self, scores: torch.Tensor, rows: slice) -> torch.Tensor:
@@ -213,13 +224,15 @@ class _Work:
         """Return the gradient of the products, and add to those of operands."""
         if self.derivative is None:
             return of_scores
-        found = self.derivative.run((dot, *self.operands, of_scores), rows, self.symbols)
+        inputs, whole = (dot, *self.operands, of_scores), self._is_all(rows)
+        found = self.derivative.run(inputs, rows, self.symbols, all_rows=whole)
         wanted = [total for total in of_operands if total is not None]
-        for gradient, total, dim in zip(found[1:], wanted, self.derivative.dims[1:], strict=True):
-            if dim is None:
+        hows = self.derivative.results[1:]
+        for gradient, total, how in zip(found[1:], wanted, hows, strict=True):
+            if whole or not isinstance(how, int):
                 total += gradient
             else:
-                total.narrow(dim, rows.start, rows.stop - rows.start).add_(gradient)
+                total.narrow(how, rows.start, rows.stop - rows.start).add_(gradient)
         return found[0]
 
     def memory(self, wanted: Sequence[bool]) -> list[Optional]:
@@ -294,3 +307,37 @@ def composite(
     weights = torch.exp(shifted)
     out = work.times_values(work.kept(weights, rows)).to(v.dtype)
     return out, logarithms
+
+
+@means(Attention)
+def attention(op: Attention) -> Call:
+    """Attend to some rows at a time."""
+    names = () if op.score is None else region_symbols(op.score)
+    form = AttentionForm(op.score, op.keep_scale, op.zero_empty)
+    sizes = tuple(symbol(name) for name in names)
+    arguments = (op.q, op.k, op.v, op.inputs, op.sink, op.keep, sizes)
+    return Call(functools.partial(_attend, form, names), arguments)
+
+
+@means(AttentionBackward)
+def attention_backward(op: AttentionBackward) -> Call:
+    """Differentiate some rows at a time."""
+    names = () if op.score is None else region_symbols(op.score)
+    form = AttentionForm(op.score, op.keep_scale, op.zero_empty)
+    sizes = tuple(symbol(name) for name in names)
+    incoming = (op.grad_out, op.grad_lse)
+    arguments = (*incoming, op.q, op.k, op.v, op.inputs, op.sink, op.keep, op.lse, sizes)
+    return Call(functools.partial(_attend_backward, form, op.wanted, names), arguments)
+
+
+def _attend(form: AttentionForm, names: tuple[str, ...], *arguments: Any) -> Any:
+    *operands, sizes = arguments
+    return attend(*operands, form, dict(zip(names, sizes, strict=True)))
+
+
+def _attend_backward(
+    form: AttentionForm, wanted: tuple[bool, ...], names: tuple[str, ...], *arguments: Any
+) -> Any:
+    *operands, sizes = arguments
+    found = attend_backward(*operands, form, wanted, dict(zip(names, sizes, strict=True)))
+    return found[0] if len(found) == 1 else tuple(found)

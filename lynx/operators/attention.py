@@ -1,8 +1,8 @@
 """The operator `lynx::attention`: softmax of any score function, times values, without its weights.
 
 `score` is the text of a Lynx graph that makes scores of the products of queries and keys and of
-`operands`, in `f64` for operands of that type and in `f32` for all others; `sizes` are the values of
-its symbols. The empty text takes the products as they are. Head `h` of the queries reads head
+`operands`, in `f64` for operands of that type and in `f32` for all others; `sizes` are the values
+of its symbols. The empty text takes the products as they are. Head `h` of the queries reads head
 `h // (heads of queries / heads of keys)` of keys and values.
 
 Results are the output, in memory in which heads lie inside queries, and the logarithm of the sum
