@@ -1,0 +1,196 @@
+/* One attention, forward: online softmax over tiles of queries and keys (Milakov and Gimelshein,
+   2018; Dao et al., 2022), in base 2. What the model does to the scores is in the functions
+   `bounds`, `is_visible`, `score` and `score_inside`, which are printed before this text. */
+
+/* Packs some keys of one head: as columns of depth terms, and the values as terms. */
+static void OWN(pack_keys)(const struct step *step, i64 chunk, char *local) {
+  const struct attention *x = step->p[0];
+  const i64 parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS, columns = x->padded_depth;
+  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain);
+       unit++) {
+    const i64 head = unit / parts, first = unit % parts * PACKED_KEYS;
+    const i64 count = lynx_min(PACKED_KEYS, x->keys - first);
+    const i64 b = (head + step->z[0]) / x->kv_heads, h = (head + step->z[0]) % x->kv_heads;
+    const element *k = (const element *)x->k.data + b * x->k.step[0] + h * x->k.step[1];
+    const element *v = (const element *)x->v.data + b * x->v.step[0] + h * x->v.step[1];
+    real *to = (real *)x->packs + head * x->padded_keys * (x->depth + columns);
+    TYPED(pack_columns)(count, x->depth, k + first * x->k.step[2], x->k.step[2], x->k.step[3], 1,
+                        to + first * x->depth);
+    to += x->padded_keys * x->depth + first * COLUMNS;
+    TYPED(pack_terms)(x->value_depth, count, v + first * x->v.step[2], x->v.step[3], x->v.step[2],
+                      1, to, x->padded_keys * COLUMNS);
+  }
+}
+
+/* Memory of a thread; each part begins at a multiple of 64 bytes. */
+struct OWN(work) { real *queries, *tile, *sums, *shift, *total; };
+
+static i64 OWN(work_size)(const struct attention *x) {
+  const i64 rows = x->block_rows;
+  return (rows * x->depth + rows * PITCH + rows * x->padded_depth + 2 * rows) * (i64)sizeof(real) +
+         5 * 64;
+}
+
+INLINE struct OWN(work) OWN(work_in)(const struct attention *x, char *memory) {
+  const i64 rows = x->block_rows;
+  struct OWN(work) w;
+  real *next = (real *)(((u64)memory + 63) & ~63ULL);
+#define PLACE(name, count) \
+  w.name = next;           \
+  next = (real *)(((u64)(next + (count)) + 63) & ~63ULL)
+  PLACE(queries, rows * x->depth);
+  PLACE(tile, rows * PITCH);
+  PLACE(sums, rows * x->padded_depth);
+  PLACE(shift, rows);
+  PLACE(total, rows);
+#undef PLACE
+  return w;
+}
+
+/* Takes a tile of scores, of `n` keys from `k0` on, into the sums of a block of queries. */
+INLINE void OWN(take_tile)(const struct attention *x, struct OWN(work) w, i64 b, i64 h, i64 q0,
+                           i64 rows, i64 k0, i64 n, int is_inside) {
+  for (i64 r = 0; r < rows; r++) {
+    real *s = w.tile + r * PITCH;
+    if (is_inside)
+      OWN(score_inside)(x, b, h, q0 + r, k0, n, s);
+    else
+      OWN(score)(x, b, h, q0 + r, k0, n, s);
+    const real most = TYPED(row_max)(n, s) * (real)LOG2E, before = w.shift[r];
+    const real shift = most > before ? most : before, from = shift == -INFINITE ? 0 : shift;
+    const real sum = TYPED(row_exp)(n, s, from);
+    if (shift != before) {
+      const real factor = TYPED(exp2_of)(before - from);
+      w.total[r] *= factor;
+      w.shift[r] = shift;
+      real *sums = w.sums + r * x->padded_depth;
+      for (i64 i = 0; i < x->padded_depth; i += LANES) *(TYPED(vector) *)(sums + i) *= factor;
+    }
+    w.total[r] += sum;
+#if HAS_KEEP
+    const u8 *keep = (const u8 *)x->keep.data + b * x->keep.step[0] + h * x->keep.step[1] +
+                     (q0 + r) * x->keep.step[2] + k0 * x->keep.step[3];
+    const i64 keep_step = x->keep.step[3];
+    if (keep_step == 1)
+      for (i64 i = 0; i < n; i++) s[i] = keep[i] ? s[i] : 0;
+    else
+      for (i64 i = 0; i < n; i++) s[i] = keep[i * keep_step] ? s[i] : 0;
+#endif
+  }
+}
+
+/* Goes over the keys from `low` to `high` that a block of queries sees. */
+static void OWN(sweep)(const struct attention *x, struct OWN(work) w, const real *packs, i64 b,
+                       i64 h, i64 q0, i64 rows, int skips) {
+  const i64 padded = (rows + ROWS - 1) / ROWS * ROWS;
+  i64 low = 0, high = x->keys, inside_low = 0, inside_high = 0;
+  if (skips) OWN(bounds)(x, b, h, q0, q0 + rows, &low, &high, &inside_low, &inside_high);
+  TYPED(clear)(padded * x->padded_depth, w.sums);
+  TYPED(clear)(rows, w.total);
+  for (i64 r = 0; r < rows; r++) w.shift[r] = -INFINITE;
+  low = lynx_max(low, 0) / COLUMNS * COLUMNS;
+  high = lynx_min(high, x->keys);
+  const real *values = packs + x->padded_keys * x->depth;
+  for (i64 k0 = low, n; k0 < high; k0 += n) {
+    n = lynx_min(TILE_KEYS, high - k0);
+#if HAS_VISIBLE
+    if (skips && !OWN(is_visible)(x, b, h, q0, q0 + rows, k0, n)) continue;
+#endif
+    TYPED(multiply_slivers)(padded, n, x->depth, w.queries, packs + k0 * x->depth, w.tile);
+    if (k0 >= inside_low && k0 + n <= inside_high)
+      OWN(take_tile)(x, w, b, h, q0, rows, k0, n, 1);
+    else
+      OWN(take_tile)(x, w, b, h, q0, rows, k0, n, 0);
+    TYPED(multiply_tile)(padded, x->padded_depth, n, w.tile, values + k0 * COLUMNS,
+                         x->padded_keys * COLUMNS, w.sums);
+  }
+}
+
+/* Whether some row has so small scores that what was skipped may matter. */
+INLINE int OWN(is_low)(struct OWN(work) w, i64 rows) {
+  for (i64 r = 0; r < rows; r++)
+    if (!(w.shift[r] > (real)SKIPPED_BELOW)) return 1;
+  return 0;
+}
+
+/* Writes the results of a row. */
+INLINE void OWN(finish_row)(const struct attention *x, struct OWN(work) w, i64 r, i64 b, i64 h,
+                            i64 q) {
+  real shift = w.shift[r], total = w.total[r], factor = 1;
+#if HAS_SINK
+  const real sink = load_sink(((const sink_element *)x->sink.data)[b * x->sink.step[0] + h * x->sink.step[1] +
+                                                  q * x->sink.step[2]]) * (real)LOG2E;
+  const real most = sink > shift ? sink : shift, from = most == -INFINITE ? 0 : most;
+  factor = TYPED(exp2_of)(shift - from);
+  total = total * factor + TYPED(exp2_of)(sink - from);
+  shift = sink != sink ? sink : most;
+#endif
+  const real scale = total == 0 ? (ZERO_EMPTY || x->keys == 0 ? (real)0 : (real)NOT_A_NUMBER)
+                                : factor * (real)x->keep_scale / total;
+  element *out = (element *)x->out.data + b * x->out.step[0] + h * x->out.step[1] + q * x->out.step[2];
+  const real *sums = w.sums + r * x->padded_depth;
+  const i64 step = x->out.step[3], count = x->value_depth;
+  if (step == 1)
+    for (i64 i = 0; i < count; i++) out[i] = store_element(sums[i] * scale);
+  else
+    for (i64 i = 0; i < count; i++) out[i * step] = store_element(sums[i] * scale);
+  real *lse = (real *)x->lse.data + b * x->lse.step[0] + h * x->lse.step[1] + q * x->lse.step[2];
+  *lse = total == 0 ? -INFINITE : shift * (real)LOG_OF_2 + log_real(total);
+}
+
+/* Blocks of queries; later ones, which may see more keys, come first. */
+static void OWN(attend)(const struct step *step, i64 chunk, char *local) {
+  const struct attention *x = step->p[0];
+  const struct OWN(work) w = OWN(work_in)(x, local);
+  const i64 groups = x->heads / x->kv_heads;
+  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain);
+       unit++) {
+    const i64 block = x->blocks - 1 - unit % x->blocks, head = unit / x->blocks;
+    const i64 pair = head / groups, b = (pair + step->z[0]) / x->kv_heads;
+    const i64 h = (pair + step->z[0]) % x->kv_heads * groups + head % groups;
+    const i64 q0 = block * x->block_rows, rows = lynx_min(x->block_rows, x->queries - q0);
+    const element *q = (const element *)x->q.data + b * x->q.step[0] + h * x->q.step[1];
+    const real *packs = (const real *)x->packs + pair * x->padded_keys * (x->depth + x->padded_depth);
+    TYPED(pack_rows)(rows, x->depth, q + q0 * x->q.step[2], x->q.step[2], x->q.step[3],
+                     (real)PRESCALE, w.queries);
+    OWN(sweep)(x, w, packs, b, h, q0, rows, HAS_SKIPS);
+    if (HAS_SKIPS && SKIPPED_BELOW > -INFINITE && OWN(is_low)(w, rows))
+      OWN(sweep)(x, w, packs, b, h, q0, rows, 0);
+    for (i64 r = 0; r < rows; r++) OWN(finish_row)(x, w, r, b, h, q0 + r);
+  }
+}
+
+/* Runs it all, some heads after the other, so that the packs of a few are in memory at a time.
+   Returns whether there was memory. */
+i64 OWN(attention)(struct attention *x) {
+  const i64 groups = x->heads / lynx_max(1, x->kv_heads), pairs = x->batch * x->kv_heads;
+  if (pairs <= 0 || groups <= 0 || x->queries <= 0) return 1;
+  x->padded_depth = (x->value_depth + COLUMNS - 1) / COLUMNS * COLUMNS;
+  x->padded_keys = (x->keys + COLUMNS - 1) / COLUMNS * COLUMNS;
+  x->blocks = (x->queries + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  /* Blocks of equal size, of whole micro-kernels. */
+  x->block_rows = ((x->queries + x->blocks - 1) / x->blocks + ROWS - 1) / ROWS * ROWS;
+  x->blocks = (x->queries + x->block_rows - 1) / x->block_rows;
+  const i64 head_size = x->padded_keys * (x->depth + x->padded_depth) * (i64)sizeof(real);
+  const i64 wave = lynx_max(1, lynx_min(pairs, WAVE_BYTES / lynx_max(1, head_size)));
+  const i64 waves = (pairs + wave - 1) / wave;
+  const i64 local = OWN(work_size)(x), plan = waves * (2 * (i64)sizeof(struct step) + 8);
+  char *memory = x->take(wave * head_size + local + plan + 192);
+  if (!memory) return 0;
+  struct step *steps = (struct step *)(((u64)memory + 63) & ~63ULL);
+  i64 *first = (i64 *)(steps + 2 * waves);
+  x->packs = (void *)(((u64)(first + waves) + 63) & ~63ULL);
+  void *const arguments[] = {x};
+  for (i64 at = 0; at < waves; at++) {
+    const i64 count = lynx_min(wave, pairs - at * wave);
+    first[at] = at * wave;
+    const i64 parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS;
+    plan_step(&steps[2 * at], OWN(pack_keys), arguments, first + at, count * parts,
+              PACKED_KEYS * (x->depth + x->value_depth) * 500, 0, at > 0);
+    plan_step(&steps[2 * at + 1], OWN(attend), arguments, first + at, count * groups * x->blocks,
+              x->block_rows * x->keys * (30 * (x->depth + x->value_depth) + 500), local, 1);
+  }
+  x->run(steps, 2 * waves, (char *)x->packs + wave * head_size);
+  x->give(memory);
+  return 1;
+}

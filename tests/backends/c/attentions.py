@@ -1,0 +1,170 @@
+"""Run attentions through the C back end, and say what they should give."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from lynx.backends.c import compile_segments
+from lynx.ir import DType
+from lynx.ir.native import (
+    AttentionCall,
+    AttentionSizes,
+    NativeCall,
+    NativeFunction,
+    Pointer,
+    Segment,
+    Strided,
+)
+from lynx.ir.ops.fusion import Region
+from lynx.ir.parser import parse_graph
+from lynx.passes.attention.score import plain_score, score_kernel
+
+DTYPES = {
+    torch.float32: DType.F32, torch.float64: DType.F64, torch.bfloat16: DType.BF16,
+    torch.float16: DType.F16, torch.bool: DType.BOOL, torch.int64: DType.I64,
+    torch.int32: DType.I32,
+}  # fmt: skip
+
+Score = Callable[..., torch.Tensor]
+
+
+@dataclass
+class Example:
+    """An attention: sizes, the text of its score function, and the same in torch."""
+
+    sizes: tuple[int, int, int, int, int, int, int] = (2, 4, 2, 70, 90, 16, 24)
+    text: str = ""
+    score: Score = field(default=lambda dot: dot)
+    operands: Sequence[torch.Tensor] = ()
+    dtype: torch.dtype = torch.float32
+    sink: torch.Tensor | None = None
+    keep: torch.Tensor | None = None
+    keep_scale: float = 1.0
+    zero_empty: bool = False
+    scale: float = 1.0
+    layout: tuple[int, int, int, int] = (0, 2, 1, 3)
+
+    @property
+    def real(self) -> torch.dtype:
+        return torch.float64 if self.dtype is torch.float64 else torch.float32
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        b, h, g, q, k, d, e = self.sizes
+        shapes = ((b, h, q, d), (b, g, k, d), (b, g, k, e))
+        generator = torch.Generator().manual_seed(0)
+        return tuple(  # type: ignore[return-value]
+            laid(torch.randn(shape, generator=generator) * self.scale, self.layout).to(self.dtype)
+            for shape in shapes
+        )
+
+    def region(self) -> Region:
+        b, h, _, q, k, _, _ = self.sizes
+        real = DTYPES[self.real].value
+        head = ", ".join(
+            [f"%dot: {real}[{b}, {h}, {q}, {k}]", *(
+                f"%x{n}: {DTYPES[x.dtype].value}[{', '.join(map(str, x.shape))}]"
+                for n, x in enumerate(self.operands)
+            )]
+        )  # fmt: skip
+        shape = f"{real}[{b}, {h}, {q}, {k}]"
+        body = self.text.replace("SHAPE", f"[{b}, {h}, {q}, {k}]").replace("REAL", real)
+        body = body.replace("QUERIES", str(q)).replace("KEYS", str(k))
+        body = body or "return %dot"
+        del shape
+        graph = parse_graph(f"graph @score({head}) {{\n{body}\n}}")
+        return Region(
+            tuple(graph.inputs), tuple(graph.ops), tuple(o for o in graph.outputs if o is not None)
+        )
+
+    def reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                  operands: Sequence[torch.Tensor] | None = None,
+                  sink: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """Return output and lse, computed in f64."""
+        wide = torch.float64
+        groups = self.sizes[1] // self.sizes[2]
+        k, v = (x.repeat_interleave(groups, 1).to(wide) for x in (k, v))
+        dot = q.to(wide) @ k.transpose(-1, -2)
+        operands = self.operands if operands is None else operands
+        scores = self.score(dot, *operands)
+        sink = self.sink if sink is None else sink
+        if sink is not None:
+            more = sink.to(wide).expand(scores.shape[:-1])[..., None]
+            scores = torch.cat([scores, more], -1)
+        weights = torch.softmax(scores, -1)
+        lse = torch.logsumexp(scores, -1)
+        if sink is not None:
+            weights = weights[..., :-1]
+        if self.zero_empty:
+            weights = torch.where(lse[..., None] == -torch.inf, 0.0, weights)
+        if self.keep is not None:
+            weights = weights * self.keep * self.keep_scale
+        return weights @ v, lse
+
+
+def laid(x: torch.Tensor, layout: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor with its dimensions in memory in another order."""
+    order = [layout.index(n) for n in range(len(layout))]
+    return x.permute(layout).contiguous().permute(order)
+
+
+@dataclass
+class Memory:
+    """Hands out slots for tensors."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+
+    def pointer(self, x: torch.Tensor) -> Pointer:
+        self.tensors.append(x)
+        return Pointer(len(self.tensors) - 1)
+
+    def strided(self, x: torch.Tensor) -> Strided:
+        return Strided(self.pointer(x), DTYPES[x.dtype], x.stride())
+
+    def run(self, call: NativeCall) -> NativeFunction:
+        segment = Segment("attention", (call,), len(self.tensors), ())
+        (function,) = compile_segments((segment,))
+        self.again(function)
+        return function
+
+    def again(self, function: NativeFunction) -> None:
+        packed = struct.pack(f"{len(self.tensors)}q", *(x.data_ptr() for x in self.tensors))
+        code = function.run(packed)
+        assert code == 0, function.messages[code - 1]
+
+
+def forward_call(
+    example: Example, memory: Memory, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    out: torch.Tensor, lse: torch.Tensor,
+) -> AttentionCall:  # fmt: skip
+    """Return the call of an example on these tensors."""
+    b, h, _, m, n, _, _ = example.sizes
+    kernel = (
+        score_kernel(example.region(), [x.stride() for x in example.operands])
+        if example.text
+        else plain_score(DTYPES[example.real], (b, h, m, n))
+    )
+    read = {buffer.name for buffer in kernel.buffers}
+    operands = [x for at, x in enumerate(example.operands) if f"x{at}" in read]
+    sink = example.sink.expand(b, h, m) if example.sink is not None else None
+    keep = example.keep.expand(b, h, m, n) if example.keep is not None else None
+    return AttentionCall(
+        AttentionSizes(*example.sizes),
+        *(memory.strided(x) for x in (q, k, v, out, lse)),
+        kernel,
+        tuple(memory.pointer(x) for x in operands),
+        memory.strided(sink) if sink is not None else None,
+        memory.strided(keep) if keep is not None else None,
+        example.keep_scale,
+        example.zero_empty,
+    )
+
+
+def results(example: Example) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return places for output and lse, filled with what must be written over."""
+    b, h, _, m, _, _, e = example.sizes
+    out = torch.full((b, m, h, e), 77.0, dtype=example.dtype).transpose(1, 2)
+    return out, torch.full((b, h, m), 77.0, dtype=example.real)
