@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from lynx.ir.core import Graph, Op, Value
 from lynx.ir.ops.aten import Aten
+from lynx.ir.ops.fusion import Fused, Region
 from lynx.ir.printer import region_text
 from lynx.ir.types import TensorType
 
@@ -67,8 +68,13 @@ def key_of(op: Op) -> Hashable:
     return (
         type(op),
         *(_key(getattr(op, name)) for name in fields if name != "reason"),
-        *(region_text(region) for region in op.regions.values()),
+        *(_region_key(op, region) for region in op.regions.values()),
     )
+
+
+def _region_key(op: Op, region: Region) -> Hashable:
+    """Return what equal regions share; fused ops are told apart without a look into them."""
+    return region if isinstance(op, Fused) else region_text(region)
 
 
 def _key(item: Any) -> Hashable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .attention import ChooseAttention
 from .canonicalize import Canonicalize
 from .cse import MergeCommonSubexpressions
 from .dce import RemoveDeadCode
@@ -31,6 +32,7 @@ DEFAULT = Pipeline(
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
         # Late on the graph: whole ops are what rules and people read best.
+        ChooseAttention(),
         Decompose(),
         LayoutConvolutions(),
         ExpandProducts(),
@@ -57,6 +59,7 @@ REDUCE_OVERHEAD = Pipeline(
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
+        ChooseAttention(),
         Decompose(),
         LayoutConvolutions(),
         ExpandProducts(),
@@ -84,6 +87,7 @@ MAX_AUTOTUNE = Pipeline(
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
+        ChooseAttention(),
         Decompose(),
         LayoutConvolutions(),
         ExpandProducts(),

@@ -228,8 +228,13 @@ def _differentiate_operator(ctx: Any, *grads: Optional) -> tuple[Any, ...]:
     count = len(ctx.saved_tensors) - 7
     of_operands = needs[3] if isinstance(needs[3], list | tuple) else [needs[3]] * count
     found = _differentiate(ctx, (*needs[:3], needs[4], *of_operands), *grads)
-    sizes = [None] * len(ctx.form[1])
+    sizes = _nothing_for(ctx.form[1])
     return (*found[:3], found[4:], found[3], None, None, sizes, None, None)
+
+
+def _nothing_for(sizes: Sequence[int]) -> list[None] | None:
+    """Return the gradient of a list of numbers: torch takes an empty one for a list of tensors."""
+    return None if sizes else []
 
 
 # Of `_Gradients`: grad_out, grad_lse, q, k, v, sink, keep, out, lse, score, sizes, keep_scale,
@@ -302,8 +307,7 @@ def _differentiate_gradients_operator(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     count = len(ctx.saved_tensors) - 7
     of_operands = needs[5] if isinstance(needs[5], list | tuple) else [needs[5]] * count
     found = _differentiate_twice(ctx, (*needs[:5], needs[6], *of_operands), given)
-    sizes, wanted = [None] * len(ctx.form[1]), [None] * len(ctx.wanted)
-    rest = (None, None, None, None, sizes, None, None, wanted)
+    rest = (None, None, None, None, _nothing_for(ctx.form[1]), None, None, None)
     return (*found[:5], found[6:], found[5], *rest)
 
 
