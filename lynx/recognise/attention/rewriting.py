@@ -1,0 +1,269 @@
+"""Replace attention in a Dynamo graph by one operator, site by site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from lynx.compat import is_batched, is_transformed
+from lynx.importer.locations import location_of
+from lynx.passes import Remark
+from lynx.recognise.nodes import (
+    Inserter,
+    Node,
+    Refusal,
+    changes_grad_mode,
+    is_same_shape,
+    may_share_memory,
+    tensor_of,
+    traced,
+    written_by,
+)
+
+from .analysis import plans_for
+from .emission import Sizes, substitute
+from .plans import Plan
+from .sites import Site, has_softmax, possible_outputs, sites_of, without_scores
+from .tracing import dropout_probability, is_dropout
+from .vocabulary import EXPONENTIALS, LAYOUT, kind_of
+
+SUBJECT = "attention"
+
+
+def fuse_attention(graph: torch.fx.Graph) -> Iterator[Remark]:
+    """Replace what is found in a graph, in place; yield what was done and why others stayed."""
+    if not any(kind_of(node) in EXPONENTIALS for node in graph.nodes):
+        return
+    done: set[Node] = set()
+    for output, side, exponential in possible_outputs(graph):
+        if output in done:
+            continue
+        loc = location_of(output)
+        message = _fused(output, side, exponential)
+        if message is None:
+            continue
+        done.add(output)
+        yield Remark(SUBJECT, message, loc)
+
+
+def _fused(output: Node, side: int, exponential: Node) -> str | None:
+    """Replace one product of weights and values; say what was done, None for nothing to mention."""
+    reasons: list[str] = []
+    try:
+        sites = sites_of(output, side)
+        if not sites and kind_of(exponential) in ("softmax", "_softmax", "_safe_softmax"):
+            raise without_scores(exponential)
+        for site in sites:
+            message = _try(site, reasons)
+            if message is not None:
+                return message
+    except Refusal as refusal:
+        reasons.append(refusal.reason)
+    if not reasons or not any(has_softmax(site.path) for site in sites):
+        return None if not reasons or kind_of(exponential) == "exp" else (
+            f"not fused: {reasons[0]}")  # fmt: skip
+    return f"not fused: {reasons[0]}"
+
+
+def _try(site: Site, reasons: list[str]) -> str | None:
+    """Replace a site if one of its plans works; note why others do not."""
+    try:
+        _check_place(site)
+    except Refusal as refusal:
+        reasons.append(refusal.reason)
+        return None
+    for plan in plans_for(site, lambda node: _is_written(node)):
+        try:
+            if isinstance(plan, Refusal):
+                raise plan
+            _check_uses(site, plan)
+            _apply(site, plan)
+        except Refusal as refusal:
+            reasons.append(refusal.reason)
+            continue
+        return f"fused: {_description(plan)}"
+    return None
+
+
+def _is_written(node: Node) -> bool:
+    """Whether anything in the graph writes to the memory of a node."""
+    if node.op in ("placeholder", "get_attr"):
+        return False
+    return any(
+        may_share_memory(target, node)
+        for other in node.graph.nodes
+        for target in written_by(other)
+        if tensor_of(target) is not None
+    )
+
+
+def _check_place(site: Site) -> None:
+    """Check that nothing around or between the two products makes them something else."""
+    needs = traced(site.scores).requires_grad
+    for node in (site.scores, *site.path, site.output):
+        value = tensor_of(node)
+        if value is not None and (is_transformed(value) or is_batched(value)):
+            raise Refusal("it runs inside a transform of torch.func")
+        if value is not None and node in site.path and needs and kind_of(node) == "detach":
+            if is_same_shape(value.shape, traced(site.scores).shape):
+                raise Refusal(f"gradients do not flow through '{node}'")
+    inside = {site.scores, *site.path, site.output}
+    node = site.scores.next
+    while node is not site.output:
+        if changes_grad_mode(node):
+            raise Refusal(f"'{node}' lies between the two products")
+        if node in inside and written_by(node):
+            raise Refusal(f"'{node}' changes what others may look at")
+        node = node.next
+
+
+def _check_uses(site: Site, plan: Plan) -> None:
+    """Check that operands are what they were, and that no gradient flows from elsewhere."""
+    sources = [plan.q.node, plan.k.node, plan.v.node, *plan.operands]
+    sources += [p.node for p in (plan.sink, plan.keep) if hasattr(p, "node")]
+    node = min((site.scores, *site.path), key=_place_in(site.output.graph)).next
+    while node is not site.output:
+        for target in written_by(node):
+            if any(tensor_of(s) is not None and may_share_memory(target, s) for s in sources):
+                raise Refusal(f"'{node}' writes to memory of an operand before the values are used")
+        node = node.next
+    inside = {*site.path, site.output}
+    for item in (site.scores, *site.path):
+        value = tensor_of(item)
+        for user in item.users:
+            if user in inside or value is None or not value.requires_grad:
+                continue
+            if not _is_only_returned(user):
+                raise Refusal(f"'{item}' is also used by '{user}', with gradients")
+
+
+def _place_in(graph: torch.fx.Graph) -> Any:
+    places = {node: n for n, node in enumerate(graph.nodes)}
+    return places.__getitem__
+
+
+def _is_only_returned(node: Node) -> bool:
+    """Whether a node and all that is made of it are only rearranged and returned."""
+    stack = [node]
+    seen = {node}
+    while stack:
+        item = stack.pop()
+        if item.op == "output":
+            continue
+        value = tensor_of(item)
+        if value is not None and not value.requires_grad:
+            continue
+        if kind_of(item) not in LAYOUT | {"to", "float", "type", "type_as"} or len(seen) > 64:
+            return False
+        for user in item.users:
+            if user not in seen:
+                seen.add(user)
+                stack.append(user)
+    return True
+
+
+def _apply(site: Site, plan: Plan) -> None:
+    """Put the operator into the graph; undo everything if that does not work."""
+    insert = Inserter(site.output)
+    early: Inserter | None = None
+    try:
+        noise = None
+        if plan.is_dropout:
+            assert plan.keep is not None
+            early = Inserter(plan.keep.node)
+            noise = _noise(early, plan.keep.node)
+        result = substitute(plan, insert, site.output, noise)
+        result = _laid_out(insert, result, site.output)
+        _check_result(result, site.output)
+    except (Refusal, RuntimeError, TypeError, ValueError, AssertionError) as error:
+        insert.undo()
+        if early is not None:
+            early.undo()
+        if isinstance(error, Refusal):
+            raise
+        raise Refusal(f"the operator does not take it: {error}") from error
+    site.output.replace_all_uses_with(result)
+    _remove(site, plan, noise)
+
+
+def _noise(insert: Inserter, dropout: Node) -> Node:
+    """Draw what a dropout would draw, as what it multiplies by."""
+    value = traced(dropout)
+    if not value.is_contiguous():
+        raise Refusal(f"'{dropout}' draws in another order than elements lie")
+    sizes = Sizes(insert)
+    shape = [sizes.node(sizes.reader.read(size)) for size in value.shape]
+    ones = insert.call(torch.ones, shape, dtype=value.dtype, device=value.device)
+    return insert.call(torch.nn.functional.dropout, ones, dropout_probability(dropout), True)
+
+
+def _laid_out(insert: Inserter, result: Node, output: Node) -> Node:
+    """Return the result in memory as it was where that can be seen: outside, or by a view."""
+    before, after = traced(output), traced(result)
+    if not before.is_contiguous() or after.is_contiguous():
+        return result
+    if _needs_layout(output, after):
+        return insert.call("contiguous", result)
+    return result
+
+
+def _needs_layout(output: Node, value: torch.Tensor) -> bool:
+    known: dict[Node, Any] = {output: value}
+    stack = [output]
+    while stack:
+        for user in stack.pop().users:
+            if user.op == "output":
+                return True
+            if kind_of(user) not in LAYOUT or user in known:
+                continue
+            try:
+                args, kwargs = torch.fx.map_arg(
+                    (user.args, user.kwargs),
+                    lambda n: known[n] if n in known else n.meta.get("example_value"),
+                )
+                function: Any = user.target
+                if user.op == "call_method":
+                    known[user] = getattr(args[0], str(function))(*args[1:], **kwargs)
+                else:
+                    known[user] = function(*args, **kwargs)
+            except (RuntimeError, TypeError, ValueError):
+                return True
+            if isinstance(known[user], torch.Tensor) and not known[user].is_contiguous():
+                stack.append(user)
+    return False
+
+
+def _check_result(result: Node, output: Node) -> None:
+    value, wanted = traced(result), traced(output)
+    if value.dtype != wanted.dtype or not is_same_shape(value.shape, wanted.shape):
+        raise Refusal(f"the operator would give {value.dtype} of shape {tuple(value.shape)}")
+
+
+def _remove(site: Site, plan: Plan, noise: Node | None) -> None:
+    """Erase what nothing needs any more; what is used elsewhere stays, computed of its own."""
+    graph = site.output.graph
+    graph.erase_node(site.output)
+    candidates: Sequence[Node] = (*reversed(site.path), site.scores)
+    for node in candidates:
+        if is_dropout(node) and node.users and noise is not None:
+            insert = Inserter(node)
+            node.replace_all_uses_with(insert.call(torch.mul, node.args[0], noise))
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _description(plan: Plan) -> str:
+    layout = plan.layout
+    parts = ["scores as they are" if not plan.score else "with a score function"]
+    if layout.shared != layout.heads:
+        parts.append("heads share keys")
+    if plan.sink is not None:
+        parts.append("sink")
+    if plan.is_dropout:
+        parts.append("dropout")
+    elif plan.keep is not None:
+        parts.append("masked weights")
+    return ", ".join(parts)
