@@ -20,7 +20,6 @@ from lynx.recognise.nodes import (
     may_share_memory,
     tensor_of,
     traced,
-    written_by,
 )
 
 from .analysis import plans_for
@@ -29,6 +28,7 @@ from .plans import Plan
 from .sites import Site, has_softmax, possible_outputs, sites_of, without_scores
 from .tracing import dropout_probability, is_dropout
 from .vocabulary import EXPONENTIALS, LAYOUT, kind_of
+from .writes import targets_of, write_out_of_place
 
 SUBJECT = "attention"
 
@@ -37,6 +37,7 @@ def fuse_attention(graph: torch.fx.Graph) -> Iterator[Remark]:
     """Replace what is found in a graph, in place; yield what was done and why others stayed."""
     if not any(kind_of(node) in EXPONENTIALS for node in graph.nodes):
         return
+    write_out_of_place(graph)
     done: set[Node] = set()
     for output, side, exponential in possible_outputs(graph):
         if output in done:
@@ -95,7 +96,7 @@ def _is_written(node: Node) -> bool:
     return any(
         may_share_memory(target, node)
         for other in node.graph.nodes
-        for target in written_by(other)
+        for target in targets_of(other)
         if tensor_of(target) is not None
     )
 
@@ -115,7 +116,7 @@ def _check_place(site: Site) -> None:
     while node is not site.output:
         if changes_grad_mode(node):
             raise Refusal(f"'{node}' lies between the two products")
-        if node in inside and written_by(node):
+        if node in inside and targets_of(node):
             raise Refusal(f"'{node}' changes what others may look at")
         node = node.next
 
@@ -126,7 +127,7 @@ def _check_uses(site: Site, plan: Plan) -> None:
     sources += [p.node for p in (plan.sink, plan.keep) if hasattr(p, "node")]
     node = min((site.scores, *site.path), key=_place_in(site.output.graph)).next
     while node is not site.output:
-        for target in written_by(node):
+        for target in targets_of(node):
             if any(tensor_of(s) is not None and may_share_memory(target, s) for s in sources):
                 raise Refusal(f"'{node}' writes to memory of an operand before the values are used")
         node = node.next
