@@ -67,11 +67,12 @@ def attend(
     form: AttentionForm,
     symbols: Mapping[str, int] | None = None,
     out: Optional = None,
+    lse: Optional = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return attention, and the logarithm of the sum of exponentials of each query's scores."""
     work = _Work(q, k, v, operands, sink, keep, form, symbols or {})
     out = empty_output(q, v) if out is None else out
-    lse = q.new_empty(q.shape[:3], dtype=work.dtype)
+    lse = q.new_empty(q.shape[:3], dtype=work.dtype) if lse is None else lse
     for rows in work.blocks():
         _, scores = work.scores(rows)
         lse[:, :, rows] = work.logarithms(scores, rows)
@@ -316,7 +317,8 @@ def attention(op: Attention) -> Call:
     form = AttentionForm(op.score, op.keep_scale, op.zero_empty)
     sizes = tuple(symbol(name) for name in names)
     arguments = (op.q, op.k, op.v, op.inputs, op.sink, op.keep, sizes)
-    return Call(functools.partial(_attend, form, names), arguments)
+    function = functools.partial(_attend, form, names)
+    return Call(function, arguments, {}, function, ("out", "lse"))
 
 
 @means(AttentionBackward)
@@ -327,17 +329,27 @@ def attention_backward(op: AttentionBackward) -> Call:
     sizes = tuple(symbol(name) for name in names)
     incoming = (op.grad_out, op.grad_lse)
     arguments = (*incoming, op.q, op.k, op.v, op.inputs, op.sink, op.keep, op.lse, sizes)
-    return Call(functools.partial(_attend_backward, form, op.wanted, names), arguments)
+    function = functools.partial(_attend_backward, form, op.wanted, names)
+    outs = tuple(f"out{index}" for index in range(len(op.results)))
+    return Call(function, arguments, {}, function, outs)
 
 
-def _attend(form: AttentionForm, names: tuple[str, ...], *arguments: Any) -> Any:
+def _attend(
+    form: AttentionForm, names: tuple[str, ...], *arguments: Any, **out: torch.Tensor
+) -> Any:
     *operands, sizes = arguments
-    return attend(*operands, form, dict(zip(names, sizes, strict=True)))
+    return attend(*operands, form, dict(zip(names, sizes, strict=True)), **out)
 
 
 def _attend_backward(
-    form: AttentionForm, wanted: tuple[bool, ...], names: tuple[str, ...], *arguments: Any
+    form: AttentionForm,
+    wanted: tuple[bool, ...],
+    names: tuple[str, ...],
+    *arguments: Any,
+    **outs: torch.Tensor,
 ) -> Any:
     *operands, sizes = arguments
     found = attend_backward(*operands, form, wanted, dict(zip(names, sizes, strict=True)))
+    if outs:
+        found = [out.copy_(item) for out, item in zip(outs.values(), found, strict=True)]
     return found[0] if len(found) == 1 else tuple(found)

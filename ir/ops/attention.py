@@ -59,6 +59,11 @@ class Attending(Op):
         """The type of the logarithms of denominators."""
         return self.dot_type.with_shape(self.q.shape[:3])
 
+    @property
+    def headed(self) -> tuple[Value, ...]:
+        """The results that have heads as `q` has, inside of which the rows of a head may lie."""
+        raise NotImplementedError(type(self).__name__)
+
     def scoring(self) -> Region | None:
         """Return the score function; None where the products are the scores."""
         raise NotImplementedError(type(self).__name__)
@@ -147,6 +152,11 @@ class Attention(Attending, name="attention"):
         self._check()
         return self.out_type, self.lse_type
 
+    @property
+    def headed(self) -> tuple[Value, ...]:
+        """The output."""
+        return self.results[:1]
+
     def space(self) -> IterationSpace:
         """Run over batches in parallel where the score function does; softmax needs all keys."""
         indices = _Indices(self, FactorKind.PARALLEL)
@@ -194,6 +204,11 @@ class AttentionBackward(Attending, name="attention_backward"):
         if len(self.wanted) != 4 + len(self.inputs):
             raise self.error("bad-attribute", f"has {len(self.wanted)} choices of gradients")
         return tuple(value.tensor_type.with_shape(value.shape) for value in self.sources)
+
+    @property
+    def headed(self) -> tuple[Value, ...]:
+        """The gradients of `q`, `k` and `v`."""
+        return self.results[: sum(self.wanted[:3])]
 
     @property
     def sources(self) -> tuple[Value, ...]:

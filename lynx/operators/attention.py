@@ -13,6 +13,7 @@ element type; autocast does not reach inside.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from lynx.backends.reference.attention import (
     empty_output,
 )
 from lynx.ir.score import score_region
+from lynx.passes.attention import why_no_derivative
 
 _FORWARD = "lynx::attention"
 _BACKWARD = "lynx::attention_backward"
@@ -206,9 +208,40 @@ def _differentiate(
         return [None] * len(wanted)
     if grad_out is None:
         grad_out = torch.zeros_like(out)
+    chosen = tuple(n for n, want in enumerate(wanted[4:]) if want)
+    if ctx.form[0] and not _has_derivative(ctx.form[0], chosen):
+        sources = (q, k, v, sink, *operands)
+        given = (q, k, v, operands, sink, keep, _form(*ctx.form))
+        return _by_composite(given, sources, (grad_out, grad_lse), wanted)
     found: Tensors = _Gradients.apply(  # type: ignore[no-untyped-call]
         grad_out, grad_lse, q, k, v, sink, keep, out, lse, *ctx.form, wanted, *operands
     )
+    return _placed(found, wanted)
+
+
+@functools.lru_cache(maxsize=256)
+def _has_derivative(score: str, chosen: tuple[int, ...]) -> bool:
+    """Whether a score function has gradients of the product and of the chosen operands."""
+    return not why_no_derivative(score_region(score), chosen)
+
+
+def _by_composite(
+    given: tuple[Any, ...],
+    sources: Sequence[Optional],
+    incoming: Sequence[Optional],
+    wanted: Sequence[bool],
+) -> list[Optional]:
+    """Return gradients as autograd computes them, holding all weights; None of what wants none."""
+    with torch.enable_grad():
+        pairs = [(r, g) for r, g in zip(composite(*given), incoming, strict=True) if g is not None]
+        found = torch.autograd.grad(
+            [result for result, _ in pairs],
+            [source for source, want in zip(sources, wanted, strict=True) if want],
+            [gradient.to(result.dtype) for result, gradient in pairs],
+            create_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
     return _placed(found, wanted)
 
 
@@ -257,32 +290,21 @@ def _differentiate_twice(
     grad_out, grad_lse, q, k, v, sink, keep, *operands = ctx.saved_tensors
     sources = (grad_out, grad_lse, q, k, v, sink, *operands)
     chosen = _placed(range(len(grads)), ctx.wanted)  # type: ignore[arg-type]  # positions
-    of_first = [
-        (source, grads[place])
-        for source, place in zip(sources[2:], chosen, strict=True)
-        if place is not None and grads[place] is not None
-    ]
-    if not of_first:
+    of_first = [None if place is None else grads[place] for place in chosen]
+    asked = [gradient is not None for gradient in of_first]
+    if not any(asked):
         return [None] * len(sources)
     score, sizes, keep_scale, zero_empty = ctx.form
     with torch.enable_grad():
         form = _form(score, sizes, keep_scale, zero_empty)
-        results = composite(q, k, v, operands, sink, keep, form)
-        incoming = (grad_out, grad_lse)
-        pairs = [(r, g) for r, g in zip(results, incoming, strict=True) if g is not None]
-        inner = torch.autograd.grad(
-            [result for result, _ in pairs],
-            [source for source, _ in of_first],
-            [gradient.to(result.dtype) for result, gradient in pairs],
-            create_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        given = (q, k, v, operands, sink, keep, form)
+        of_sources = _by_composite(given, sources[2:], (grad_out, grad_lse), asked)
+        inner = [gradient for gradient in of_sources if gradient is not None]
         places = [n for n, need in enumerate(needed) if need and sources[n] is not None]
         outer = torch.autograd.grad(
             inner,
             [sources[n] for n in places],
-            [gradient for _, gradient in of_first],
+            [gradient for gradient in of_first if gradient is not None],
             create_graph=True,
             allow_unused=True,
         )
