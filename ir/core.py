@@ -184,7 +184,11 @@ class Op:
         if self.shape_attributes:
             shape = self._local_shape(factor, size)
             changed |= dict.fromkeys(self.shape_attributes, shape)
-        return dataclasses.replace(self, **changed)
+        return dataclasses.replace(self, **changed, **self.local_fields(factor, start, size))
+
+    def local_fields(self, factor: str, start: Dim, size: Dim) -> dict[str, Any]:
+        """Return other fields that `localized` changes, such as regions."""
+        return {}
 
     def _local_shape(self, factor: str, size: Dim) -> tuple[Dim, ...]:
         """Return the shape of result 0 where one factor has another size."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim
@@ -68,11 +68,11 @@ class Attending(Op):
         """Return the score function; None where the products are the scores."""
         raise NotImplementedError(type(self).__name__)
 
-    def _local_score(self, factor: str, start: Dim, size: Dim) -> Region | None:
+    def local_fields(self, factor: str, start: Dim, size: Dim) -> dict[str, Any]:
         """Return the score function where one factor runs over a part of its extent."""
         score = self.scoring()
         if score is None:
-            return None
+            return {}
         dim, step = {"b": (0, 1), "g": (1, self.group), "r": (1, 1), "q": (2, 1)}[factor]
         part = (
             CannotCut("heads are not shared evenly")
@@ -81,7 +81,7 @@ class Attending(Op):
         )
         if isinstance(part, CannotCut):
             raise self.error("no-local-form", f"has no parts along '{factor}': {part.reason}")
-        return part.region
+        return {"score": part.region}
 
     def _check(self) -> None:
         for value in (self.q, self.k, self.v):
@@ -164,11 +164,6 @@ class Attention(Attending, name="attention"):
         row = (batch, heads, queries)
         return indices.space(indices.operands(), ((*row, depth), row))
 
-    def localized(self, operands: tuple[Value, ...], factor: str, start: Dim, size: Dim) -> Op:
-        """Return attention over parts of the operands, with the score function of that part."""
-        op = super().localized(operands, factor, start, size)
-        return dataclasses.replace(op, score=self._local_score(factor, start, size))
-
 
 class AttentionBackward(Attending, name="attention_backward"):
     """Return gradients of `attention`, computing the scores once more.
@@ -229,14 +224,11 @@ class AttentionBackward(Attending, name="attention_backward"):
         row = (batch, heads, queries)
         given = [(*row, depth), *(() if self.grad_lse is None else (row,)), (*row, depth), row]
         operands = indices.operands()
-        by_value = dict(zip(self.operands, operands, strict=False))
-        results = tuple(by_value[source] for source in self.sources)
-        return indices.space((*operands, *given), results)
-
-    def localized(self, operands: tuple[Value, ...], factor: str, start: Dim, size: Dim) -> Op:
-        """Return the gradients over parts of the operands, with the score function of that part."""
-        op = super().localized(operands, factor, start, size)
-        return dataclasses.replace(op, score=self._local_score(factor, start, size))
+        count = 3 + len(self.inputs)
+        of_sink = () if self.sink is None else operands[count]
+        sources = (*operands[:3], of_sink, *operands[3:count])
+        chosen = zip(sources, self.wanted, strict=True)
+        return indices.space((*operands, *given), tuple(one for one, want in chosen if want))
 
 
 def _part(score: Region, dim: int, start: Dim, size: Dim) -> Part | CannotCut:
