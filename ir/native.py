@@ -70,11 +70,15 @@ class ProductCall:
 
 @dataclass(frozen=True, slots=True)
 class Strided:
-    """A tensor in memory; the strides of its dimensions are in elements."""
+    """A tensor in memory; the strides of its dimensions are in elements.
+
+    The shape is given where the sizes of the call do not tell it.
+    """
 
     pointer: Pointer
     dtype: DType
     strides: tuple[Dim, ...]
+    shape: tuple[Dim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +124,9 @@ class AttentionBackwardCall:
     """The gradients of an attention: `forward` has been run, and `grad_out` is that of its result.
 
     `grad_lse` is that of `lse`, if it has one. `derivative` is a kernel of
-    `lynx.passes.attention.differentiate`; `operands` are the dense tensors that it adds to, in the
-    order of its buffers, in the type of `lse`. What is None is not wanted.
+    `lynx.passes.attention.differentiate`; `operands` are the gradients that it adds to, in the order
+    of its buffers, with their shapes; `sink` has a shape of three dimensions. What is None is not
+    wanted.
     """
 
     forward: AttentionCall
@@ -132,7 +137,7 @@ class AttentionBackwardCall:
     k: Strided | None = None
     v: Strided | None = None
     sink: Strided | None = None
-    operands: tuple[Pointer, ...] = ()
+    operands: tuple[Strided, ...] = ()
 
 
 NativeCall: TypeAlias = KernelCall | ProductCall | AttentionCall | AttentionBackwardCall

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from lynx.ir.errors import CompileError
-from lynx.ir.kernel import Apply, Buffer, Kernel, Load, Scalar
-from lynx.ir.native import (
-    AttentionBackwardCall,
-    AttentionCall,
-    KernelCall,
-    NativeCall,
-    Pointer,
-    Strided,
-)
+from lynx.ir.kernel import Apply, Buffer, Kernel, Scalar
+from lynx.ir.native import AttentionCall
 from lynx.ir.types import DType
 from lynx.passes.attention.masks import SURELY_HIDDEN, Mask, mask_of, number_of
 from lynx.passes.attention.score import DOT, SCORE, dot_of, score_of
@@ -28,7 +20,7 @@ from .attention_rows import Arguments, Rows, simplified
 from .integers import division_text
 from .math import helpers_text
 from .prelude import STEP, TYPES
-from .text import SymbolNames, dim, memory_type, number
+from .text import memory_type, number
 
 ELEMENTS = (DType.F32, DType.F64, DType.BF16, DType.F16)
 """The types of queries, keys and values."""
@@ -50,21 +42,8 @@ class AttentionText:
 
 
 @functools.cache
-def _part(name: str) -> str:
+def part(name: str) -> str:
     return Path(__file__).with_name(f"attention_{name}.c").read_text(encoding="utf-8")
-
-
-def attention_text(call: AttentionCall | AttentionBackwardCall) -> AttentionText:
-    """Return the file of an attention; `CompileError` if it cannot be printed."""
-    return ForwardPrinter(call).print()
-
-
-def kernel_of(call: NativeCall) -> Kernel:
-    """Return the kernel by which a call is known that could not be compiled."""
-    if isinstance(call, AttentionBackwardCall):
-        return call.derivative
-    assert isinstance(call, AttentionCall | KernelCall), call
-    return call.score if isinstance(call, AttentionCall) else call.kernel
 
 
 class ScorePrinter:
@@ -76,9 +55,10 @@ class ScorePrinter:
         self.score = score_of(kernel)
         self.mask: Mask = mask_of(kernel)
         self.regions, self.affine, self.other = regions_of(self.mask.literals)
-        self.prescale, self.products = _scaled_product(kernel)
+        self.prescale, self.products = scaled_product(kernel)
         known = {literal.scalar: literal.wanted for literal in self.affine}
-        self.inside = simplified(self.score, known)
+        self.known = known
+        self.inside = simplified([self.score], known)
 
     @property
     def skips(self) -> bool:
@@ -145,7 +125,7 @@ class ScorePrinter:
         limit = self.mask.limit
         if limit == -math.inf:
             return "(-INFINITE)"
-        return f"({(limit + _FAR_BELOW) * math.log2(math.e)!r})"
+        return f"({limit + _FAR_BELOW!r})"
 
 
 def row_lines(rows: Rows, loop: list[str], clause: str = "") -> list[str]:
@@ -167,7 +147,7 @@ def row_lines(rows: Rows, loop: list[str], clause: str = "") -> list[str]:
     ]
 
 
-def _scaled_product(kernel: Kernel) -> tuple[float, tuple[Scalar, ...]]:
+def scaled_product(kernel: Kernel) -> tuple[float, tuple[Scalar, ...]]:
     """Return the number by which queries may be multiplied, and the scalars that are the product.
 
     If all that reads the product multiplies it by one number, the queries are.
@@ -215,6 +195,7 @@ def typed(element: DType) -> list[str]:
         f"#define ROUNDER {'6755399441055744.0' if is_wide else '12582912.0f'}",
         f"#define MANTISSA {52 if is_wide else 23}",
         f"#define EXPONENT_OF_ONE {'0x3ff0000000000000LL' if is_wide else '0x3f800000'}",
+        f"#define HUGE_SCORE {'1e300' if is_wide else '1e30f'}",
         f"#define LEAST_EXPONENT {'-1022.0' if is_wide else '-126.0f'}",
     ]
 
@@ -238,7 +219,7 @@ def with_helpers(body: str) -> str:
     """Return a file: the text of a body, after all that it uses."""
     divisions = division_text(body)
     helpers = helpers_text(body + divisions)
-    parts = [TYPES, helpers, divisions, STEP, _part("prelude"), body]
+    parts = [TYPES, helpers, divisions, STEP, part("prelude"), body]
     return "\n".join(part for part in parts if part)
 
 
@@ -257,9 +238,9 @@ class ForwardPrinter:
         body = [
             *typed(self.element),
             *common_settings(self.call, self.score),
-            _part("blocks"),
+            part("blocks"),
             *functions,
-            _part("forward"),
+            part("forward"),
         ]
         return AttentionText(with_helpers("\n".join(body)), self.arguments)
 
@@ -283,6 +264,7 @@ def common_settings(call: AttentionCall, score: ScorePrinter) -> list[str]:
             [
                 f"typedef {memory_type(sink)} sink_element;",
                 f"#define load_sink(x) {conversions(sink, real)[0]}",
+                f"#define store_sink(x) {conversions(sink, real)[1]}",
             ]
             if sink is not None
             else []
@@ -290,70 +272,11 @@ def common_settings(call: AttentionCall, score: ScorePrinter) -> list[str]:
     ]
 
 
-def call_lines(
-    call: AttentionCall | AttentionBackwardCall, text: AttentionText, name: str, failed: int,
-    pointer: Callable[[Pointer], str], names: SymbolNames,
-) -> list[str]:  # fmt: skip
-    """Return the statements that call the function of an attention."""
-    forward = call if isinstance(call, AttentionCall) else call.forward
-    place = [f"    /* {str(forward.loc).replace('*/', '* /')} */"] if forward.loc.is_known else []
-    sizes = forward.sizes
-    fields = {
-        name: dim(getattr(sizes, name), names)
-        for name in (
-            "batch", "heads", "kv_heads", "queries", "keys", "depth", "value_depth",
-        )
-    }  # fmt: skip
-    for field, tensor in _tensors(call).items():
-        if tensor is not None:
-            fields[field] = _strided(tensor, pointer, names)
-    fields["keep_scale"] = repr(forward.keep_scale)
-    operands = [f"(void *)({pointer(at)})" for at in forward.operands]
-    grads = [] if isinstance(call, AttentionCall) else [pointer(at) for at in call.operands]
-    numbers = [names(symbol) for symbol in text.arguments.symbols]
-    return [
-        "  {",
-        *place,
-        f"    void *operands[] = {{{', '.join([*operands, '0'])}}};",
-        f"    void *grads[] = {{{', '.join([*(f'(void *)({g})' for g in grads), '0'])}}};",
-        f"    const i64 numbers[] = {{{', '.join([*numbers, '0'])}}};",
-        "    struct attention x = {",
-        *(f"      .{field} = {value}," for field, value in fields.items()),
-        "      .operands = operands, .grads = grads, .numbers = numbers,",
-        "      .take = lynx_take, .give = lynx_give, .run = lynx_run};",
-        f"    if (!{name}_attention(&x)) return {failed};",
-        "  }",
-    ]
-
-
-def _tensors(call: AttentionCall | AttentionBackwardCall) -> dict[str, Strided | None]:
-    if isinstance(call, AttentionCall):
-        return {
-            name: getattr(call, name) for name in ("q", "k", "v", "out", "lse", "sink", "keep")
-        }
-    grads = {f"grad_{name}": getattr(call, name) for name in ("q", "k", "v", "sink")}
-    more = {"grad_out": call.grad_out, "grad_lse": call.grad_lse}
-    return {**_tensors(call.forward), **more, **grads}
-
-
-def _strided(tensor: Strided, pointer: Callable[[Pointer], str], names: SymbolNames) -> str:
-    steps = ", ".join(dim(stride, names) for stride in tensor.strides)
-    return f"{{{pointer(tensor.pointer)}, {{{steps}}}}}"
-
-
 def prelude_text() -> str:
     """Return what a file needs that calls attentions."""
-    return _part("prelude")
-
-
-_SYMBOL = re.compile(r"@NAME@")
+    return part("prelude")
 
 
 def named(text: str, name: str) -> str:
     """Return the text with a name."""
-    return _SYMBOL.sub(name, text)
-
-
-def loads(kernel: Kernel) -> list[Load]:
-    """Return the loads of a kernel."""
-    return [i for i in kernel.body if isinstance(i, Load)]
+    return text.replace(NAME, name)

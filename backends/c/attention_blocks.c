@@ -103,7 +103,7 @@ NOINLINE void TYPED(clear)(i64 count, real *to) {
   for (i64 i = 0; i < count; i++) to[i] = 0;
 }
 
-/* 2^x for x <= 0, 0 where it would not be a normal number; NaN stays. */
+/* 2^x for x <= 0, but 0 where it would not be a normal number; NaN stays. */
 INLINE TYPED(vector) TYPED(exp2)(TYPED(vector) x) {
   const TYPED(vector) shifted = x + ROUNDER, f = x - (shifted - ROUNDER);
 #if REAL_BYTES == 4
@@ -163,11 +163,26 @@ INLINE real TYPED(row_max)(i64 n, real *s) {
   return result;
 }
 
-/* A row becomes 2^(s * LOG2E - shift); returns the sum. */
-INLINE real TYPED(row_exp)(i64 n, real *s, real shift) {
+/* Scores of so large an amount that times LOG2E they are no numbers. */
+INLINE int TYPED(is_extreme)(real x) { return x < -HUGE_SCORE || x > HUGE_SCORE; }
+
+/* exp(before - now), where `now` is no infinity. */
+INLINE real TYPED(row_factor)(real before, real now) {
+  if (TYPED(is_extreme)(before) || TYPED(is_extreme)(now))
+    return TYPED(exp2_of)((before - now) * (real)LOG2E);
+  return TYPED(exp2_of)(before * (real)LOG2E - now * (real)LOG2E);
+}
+
+/* A row of scores becomes exp(s - most); returns the sum. */
+INLINE real TYPED(row_exp)(i64 n, real *s, real most) {
   TYPED(vector) sum = {0}, other = {0};
+  real shift = most * (real)LOG2E;
   i64 i = 0;
-  for (; i + 2 * LANES <= n; i += 2 * LANES) {
+  if (TYPED(is_extreme)(most)) {
+    for (; i < n; i += LANES) *(TYPED(vector) *)(s + i) -= most;
+    shift = 0;
+  }
+  for (i = 0; i + 2 * LANES <= n; i += 2 * LANES) {
     TYPED(vector) *a = (TYPED(vector) *)(s + i), *b = a + 1;
     *a = TYPED(exp2)(*a * (real)LOG2E - shift);
     *b = TYPED(exp2)(*b * (real)LOG2E - shift);

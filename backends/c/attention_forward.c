@@ -23,7 +23,7 @@ static void OWN(pack_keys)(const struct step *step, i64 chunk, char *local) {
 }
 
 /* Memory of a thread; each part begins at a multiple of 64 bytes. */
-struct OWN(work) { real *queries, *tile, *sums, *shift, *total; };
+struct OWN(work) { real *queries, *tile, *sums, *most, *total; };
 
 static i64 OWN(work_size)(const struct attention *x) {
   const i64 rows = x->block_rows;
@@ -41,7 +41,7 @@ INLINE struct OWN(work) OWN(work_in)(const struct attention *x, char *memory) {
   PLACE(queries, rows * x->depth);
   PLACE(tile, rows * PITCH);
   PLACE(sums, rows * x->padded_depth);
-  PLACE(shift, rows);
+  PLACE(most, rows);
   PLACE(total, rows);
 #undef PLACE
   return w;
@@ -56,13 +56,13 @@ INLINE void OWN(take_tile)(const struct attention *x, struct OWN(work) w, i64 b,
       OWN(score_inside)(x, b, h, q0 + r, k0, n, s);
     else
       OWN(score)(x, b, h, q0 + r, k0, n, s);
-    const real most = TYPED(row_max)(n, s) * (real)LOG2E, before = w.shift[r];
-    const real shift = most > before ? most : before, from = shift == -INFINITE ? 0 : shift;
+    const real here = TYPED(row_max)(n, s), before = w.most[r];
+    const real most = here > before ? here : before, from = most == -INFINITE ? 0 : most;
     const real sum = TYPED(row_exp)(n, s, from);
-    if (shift != before) {
-      const real factor = TYPED(exp2_of)(before - from);
+    if (most != before) {
+      const real factor = TYPED(row_factor)(before, from);
       w.total[r] *= factor;
-      w.shift[r] = shift;
+      w.most[r] = most;
       real *sums = w.sums + r * x->padded_depth;
       for (i64 i = 0; i < x->padded_depth; i += LANES) *(TYPED(vector) *)(sums + i) *= factor;
     }
@@ -87,7 +87,7 @@ static void OWN(sweep)(const struct attention *x, struct OWN(work) w, const real
   if (skips) OWN(bounds)(x, b, h, q0, q0 + rows, &low, &high, &inside_low, &inside_high);
   TYPED(clear)(padded * x->padded_depth, w.sums);
   TYPED(clear)(rows, w.total);
-  for (i64 r = 0; r < rows; r++) w.shift[r] = -INFINITE;
+  for (i64 r = 0; r < rows; r++) w.most[r] = -INFINITE;
   low = lynx_max(low, 0) / COLUMNS * COLUMNS;
   high = lynx_min(high, x->keys);
   const real *values = packs + x->padded_keys * x->depth;
@@ -109,21 +109,21 @@ static void OWN(sweep)(const struct attention *x, struct OWN(work) w, const real
 /* Whether some row has so small scores that what was skipped may matter. */
 INLINE int OWN(is_low)(struct OWN(work) w, i64 rows) {
   for (i64 r = 0; r < rows; r++)
-    if (!(w.shift[r] > (real)SKIPPED_BELOW)) return 1;
+    if (!(w.most[r] > (real)SKIPPED_BELOW)) return 1;
   return 0;
 }
 
 /* Writes the results of a row. */
 INLINE void OWN(finish_row)(const struct attention *x, struct OWN(work) w, i64 r, i64 b, i64 h,
                             i64 q) {
-  real shift = w.shift[r], total = w.total[r], factor = 1;
+  real most = w.most[r], total = w.total[r], factor = 1;
 #if HAS_SINK
-  const real sink = load_sink(((const sink_element *)x->sink.data)[b * x->sink.step[0] + h * x->sink.step[1] +
-                                                  q * x->sink.step[2]]) * (real)LOG2E;
-  const real most = sink > shift ? sink : shift, from = most == -INFINITE ? 0 : most;
-  factor = TYPED(exp2_of)(shift - from);
-  total = total * factor + TYPED(exp2_of)(sink - from);
-  shift = sink != sink ? sink : most;
+  const i64 at = b * x->sink.step[0] + h * x->sink.step[1] + q * x->sink.step[2];
+  const real sink = load_sink(((const sink_element *)x->sink.data)[at]);
+  const real larger = sink > most ? sink : most, from = larger == -INFINITE ? 0 : larger;
+  factor = TYPED(row_factor)(most, from);
+  total = total * factor + TYPED(row_factor)(sink, from);
+  most = larger;
 #endif
   const real scale = total == 0 ? (ZERO_EMPTY || x->keys == 0 ? (real)0 : (real)NOT_A_NUMBER)
                                 : factor * (real)x->keep_scale / total;
@@ -135,7 +135,7 @@ INLINE void OWN(finish_row)(const struct attention *x, struct OWN(work) w, i64 r
   else
     for (i64 i = 0; i < count; i++) out[i * step] = store_element(sums[i] * scale);
   real *lse = (real *)x->lse.data + b * x->lse.step[0] + h * x->lse.step[1] + q * x->lse.step[2];
-  *lse = total == 0 ? -INFINITE : shift * (real)LOG_OF_2 + log_real(total);
+  *lse = total == 0 ? -INFINITE : most + log_real(total);
 }
 
 /* Blocks of queries; later ones, which may see more keys, come first. */

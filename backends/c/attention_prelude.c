@@ -26,13 +26,18 @@ struct attention {
   i64 batch, heads, kv_heads, queries, keys, depth, value_depth;
   struct strided q, k, v, out, lse, sink, keep, grad_out, grad_lse, grad_q, grad_k, grad_v, grad_sink;
   f64 keep_scale;
+  i64 sink_shape[4];
   void *const *operands;
   void *const *grads;
   const i64 *numbers;
   char *(*take)(i64);
   void (*give)(char *);
   void (*run)(struct step *, i64, char *);
-  i64 padded_depth, padded_keys, blocks, block_rows;
+  i64 padded_depth, padded_inner, padded_keys, padded_queries, blocks, block_rows;
+  i64 parts, part_keys, copies;
+  const i64 *grad_sizes;
+  void **copied;
+  f64 *of_sink;
   char *packs;
 };
 

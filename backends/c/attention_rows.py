@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from lynx.ir.dims import Dim
@@ -36,6 +36,7 @@ class Arguments:
     """What the functions of one attention are passed: addresses, and numbers for symbols."""
 
     buffers: list[Buffer]
+    gradients: list[Buffer] = field(default_factory=list)
     symbols: dict[str, int] = field(default_factory=dict)
 
     def symbol(self, name: str) -> str:
@@ -47,7 +48,9 @@ class Arguments:
         return dim(value, self.symbol)
 
     def buffer(self, buffer: Buffer) -> str:
-        """Return where the address of an operand is."""
+        """Return where the address of an operand is, or of the gradient of one."""
+        if buffer in self.gradients:
+            return f"grads[{self.gradients.index(buffer)}]"
         return f"x->operands[{self.buffers.index(buffer)}]"
 
 
@@ -185,6 +188,12 @@ class Rows:
         name = self._pointer(buffer, Index(rest, index.offset))
         return f"{name}[{self._index(Index(moving), '(k0 + l)')}]"
 
+    def parts(self, index: Index) -> tuple[bool, bool]:
+        """Whether an index moves with the key, and whether it does so by a stride alone."""
+        moving = [term for term in index.terms if _moves(term)]
+        plain = [t for t in moving if t.of == "k" and t.divisor == 1 and t.modulus is None]
+        return bool(moving), len(plain) == len(moving)
+
     def _pointer(self, buffer: Buffer, index: Index) -> str:
         """Return a pointer to an element of the row, that of the first key."""
         start = self._index(index, "k0")
@@ -193,7 +202,8 @@ class Rows:
             name = self.pointers[buffer, start] = f"p{len(self.pointers)}"
             kind = f"{'' if buffer.is_written else 'const '}{memory_type(buffer.dtype)} *"
             base = f"({kind}){self.arguments.buffer(buffer)}"
-            self.row.append(f"{kind}restrict {name} = {base} + {start};")
+            qualifier = "" if buffer.is_written else "restrict "
+            self.row.append(f"{kind}{qualifier}{name} = {base} + {start};")
         return name
 
     def _apply(self, source: Apply) -> str:
@@ -257,7 +267,9 @@ def _moves(term: Term) -> bool:
     return term.of == "k" or (isinstance(term.of, Scalar) and "k" in term.of.axes)
 
 
-def simplified(scalar: Scalar, known: Mapping[Scalar, bool]) -> Callable[[Scalar], Scalar]:
+def simplified(
+    scalars: Iterable[Scalar], known: Mapping[Scalar, bool]
+) -> Callable[[Scalar], Scalar]:
     """Return a function that finds a simpler equal of scalars where truth values are `known`."""
     found: dict[Scalar, Scalar] = {}
 
@@ -267,7 +279,7 @@ def simplified(scalar: Scalar, known: Mapping[Scalar, bool]) -> Callable[[Scalar
     def truth(x: Scalar) -> bool | None:
         return known.get(simpler(x), known.get(x))
 
-    for instruction in _in_order(scalar):
+    for instruction in _in_order(scalars):
         if not isinstance(instruction, Apply):
             continue
         arguments = instruction.arguments
@@ -290,10 +302,10 @@ def _is_number(x: Scalar, value: float) -> bool:
     return isinstance(source, Constant) and source.value == value
 
 
-def _in_order(scalar: Scalar) -> list[Instruction]:
-    """Return all that a scalar depends on, operands first."""
+def _in_order(scalars: Iterable[Scalar]) -> list[Instruction]:
+    """Return all that scalars depend on, operands first."""
     done: dict[Instruction, None] = {}
-    pending = [scalar.instruction]
+    pending = [scalar.instruction for scalar in scalars]
     while pending:
         top = pending[-1]
         missing = [o.instruction for o in top.operands if o.instruction not in done]

@@ -25,7 +25,7 @@ from lynx.ir.native import (
 )
 from lynx.ir.store import ArtifactStore
 
-from . import attention, gemm, library
+from . import attention, attention_calls, gemm, library
 from .compiler import BuildError, Compiler, build, check, find_compiler, key_of
 from .integers import division_text
 from .math import helpers_text
@@ -172,7 +172,7 @@ class Program:
                     elif isinstance(call, Attention) and call not in self.attentions:
                         self._enter(call)
                 except CompileError as error:
-                    failed[attention.kernel_of(call)] = error
+                    failed[attention_calls.kernel_of(call)] = error
         if failed:
             message = "; ".join(dict.fromkeys(error.message for error in failed.values()))
             raise KernelBuildError(message, tuple(failed), None)
@@ -180,7 +180,7 @@ class Program:
             self.bodies.append(SegmentPrinter(self, segment, number).print())
 
     def _enter(self, call: Attention) -> None:
-        text = attention.attention_text(call)
+        text = attention_calls.attention_text(call)
         self.attentions[call] = text
         self.attention_names.setdefault(text.text, f"lynx_attention{len(self.attention_names)}")
 
@@ -257,7 +257,7 @@ class SegmentPrinter:
         text = self.program.attentions[call]
         name = self.program.attention_names[text.text]
         failed = self.program.message(NO_MEMORY)
-        return attention.call_lines(call, text, name, failed, self.pointer, self.symbol)
+        return attention_calls.call_lines(call, text, name, failed, self.pointer, self.symbol)
 
     def _runs(self) -> Iterator[list[KernelCall] | ProductCall | Attention]:
         run: list[KernelCall] = []

@@ -11,6 +11,7 @@ import torch
 from lynx.backends.c import compile_segments
 from lynx.ir import DType
 from lynx.ir.native import (
+    AttentionBackwardCall,
     AttentionCall,
     AttentionSizes,
     NativeCall,
@@ -21,6 +22,7 @@ from lynx.ir.native import (
 )
 from lynx.ir.ops.fusion import Region
 from lynx.ir.parser import parse_graph
+from lynx.passes.attention.differentiate import derivative_kernel, plain_derivative
 from lynx.passes.attention.score import plain_score, score_kernel
 
 DTYPES = {
@@ -87,9 +89,9 @@ class Example:
         wide = torch.float64
         groups = self.sizes[1] // self.sizes[2]
         k, v = (x.repeat_interleave(groups, 1).to(wide) for x in (k, v))
-        dot = q.to(wide) @ k.transpose(-1, -2)
+        dot = (q.to(wide) @ k.transpose(-1, -2)).to(self.real)
         operands = self.operands if operands is None else operands
-        scores = self.score(dot, *operands)
+        scores = self.score(dot, *operands).to(wide)
         sink = self.sink if sink is None else sink
         if sink is not None:
             more = sink.to(wide).expand(scores.shape[:-1])[..., None]
@@ -168,3 +170,94 @@ def results(example: Example) -> tuple[torch.Tensor, torch.Tensor]:
     b, h, _, m, _, _, e = example.sizes
     out = torch.full((b, m, h, e), 77.0, dtype=example.dtype).transpose(1, 2)
     return out, torch.full((b, h, m), 77.0, dtype=example.real)
+
+
+@dataclass
+class Gradients:
+    """Gradients of an example: of q, k, v, sink and floating operands, None where not wanted."""
+
+    q: torch.Tensor | None = None
+    k: torch.Tensor | None = None
+    v: torch.Tensor | None = None
+    sink: torch.Tensor | None = None
+    operands: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def all(self) -> dict[str, torch.Tensor]:
+        named = {"q": self.q, "k": self.k, "v": self.v, "sink": self.sink}
+        named |= {f"x{at}": x for at, x in self.operands.items()}
+        return {name: x for name, x in named.items() if x is not None}
+
+
+def gradients_of(example: Example, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Gradients:
+    """Return places for all gradients, filled with what must be written over."""
+
+    def place(x: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(x, 77.0)
+
+    return Gradients(
+        place(q),
+        place(k),
+        place(v),
+        None if example.sink is None else place(example.sink),
+        {at: place(x) for at, x in enumerate(example.operands) if x.is_floating_point()},
+    )
+
+
+def backward_call(
+    example: Example, memory: Memory, forward: AttentionCall, grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None, found: Gradients,
+) -> AttentionBackwardCall:  # fmt: skip
+    """Return the call that computes gradients after a forward call."""
+
+    def strided(x: torch.Tensor | None) -> Strided | None:
+        return None if x is None else memory.strided(x)
+
+    def shaped(x: torch.Tensor) -> Strided:
+        return Strided(memory.pointer(x), DTYPES[x.dtype], x.stride(), tuple(x.shape))
+
+    wanted = sorted(found.operands)
+    derivative = (
+        derivative_kernel(example.region(), [x.stride() for x in example.operands], wanted)
+        if example.text
+        else plain_derivative(forward.score)
+    )
+    sink = found.sink
+    if sink is not None:
+        sink = sink[(None,) * (3 - sink.dim())]
+    return AttentionBackwardCall(
+        forward,
+        memory.strided(grad_out),
+        derivative,
+        strided(grad_lse),
+        strided(found.q),
+        strided(found.k),
+        strided(found.v),
+        None if sink is None else shaped(sink),
+        tuple(shaped(found.operands[at]) for at in wanted),
+    )
+
+
+def reference_gradients(
+    example: Example, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Return all gradients by autograd, in f64 but for the scores."""
+    leaves = {name: x.detach().double().requires_grad_() for name, x in zip("qkv", (q, k, v),
+                                                                            strict=True)}
+    operands = [
+        x.detach().to(example.real).requires_grad_() if x.is_floating_point() else x
+        for x in example.operands
+    ]
+    leaves |= {f"x{at}": x for at, x in enumerate(operands) if x.requires_grad}
+    sink = None
+    if example.sink is not None:
+        sink = leaves["sink"] = example.sink.detach().double().requires_grad_()
+    out, lse = example.reference(leaves["q"], leaves["k"], leaves["v"], operands, sink)
+    total = (out * grad_out.double()).sum()
+    if grad_lse is not None:
+        total = total + (lse * grad_lse.double()).sum()
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(x) if grad is None else grad
+        for (name, x), grad in zip(leaves.items(), found, strict=True)
+    }
