@@ -15,6 +15,7 @@ import torch._dynamo.exc
 import torch._functorch.config
 import torch._functorch.partitioners
 import torch._guards
+import torch._higher_order_ops.flex_attention
 import torch._inductor.config
 import torch._ops
 import torch._subclasses.fake_tensor
@@ -48,6 +49,9 @@ GRAD_MODE_CHANGES: tuple[Any, ...] = (
     torch.autograd.grad_mode._enter_inference_mode,
 )
 """Functions that Dynamo calls to turn the recording of gradients on or off."""
+
+FLEX_ATTENTION: Any = torch.ops.higher_order.flex_attention
+"""What `flex_attention` becomes in the graphs of Dynamo."""
 
 
 def aot_autograd(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import torch.fx
 
 from lynx.compat import (
     GRAD_MODE_CHANGES,
+    fake_mode_of,
     is_plain_fake,
     is_transformed,
     storage_identity,
@@ -139,6 +141,14 @@ def changes_grad_mode(node: Node) -> bool:
     return node.op == "call_function" and node.target in GRAD_MODE_CHANGES
 
 
+def _mode_of(node: Node) -> contextlib.AbstractContextManager[Any]:
+    """Return the mode in which a node was traced, so that what makes tensors makes such ones."""
+    value = node.meta.get("example_value")
+    first = value[0] if isinstance(value, tuple | list) and value else value
+    mode = fake_mode_of(first) if isinstance(first, torch.Tensor) else None
+    return contextlib.nullcontext() if mode is None else mode  # type: ignore[no-any-return]
+
+
 class Inserter:
     """Adds nodes before another one, with what the model's author wrote there and traced values.
 
@@ -149,6 +159,7 @@ class Inserter:
         self.anchor = anchor
         self.added: list[Node] = []
         self.meta = {name: anchor.meta[name] for name in _META if name in anchor.meta}
+        self._mode = _mode_of(anchor)
 
     def call(self, target: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """Add the call of a method, given by its name, or of a function."""
@@ -166,9 +177,10 @@ class Inserter:
         values = torch.fx.map_arg((args, kwargs), lambda item: item.meta.get("example_value"))
         given, named = values
         function = getattr(given[0], target) if isinstance(target, str) else target
-        node.meta["example_value"] = function(
-            *(given[1:] if isinstance(target, str) else given), **named
-        )
+        with self._mode:
+            node.meta["example_value"] = function(
+                *(given[1:] if isinstance(target, str) else given), **named
+            )
         return node
 
     def undo(self) -> None:

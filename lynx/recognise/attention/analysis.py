@@ -120,7 +120,9 @@ class _Reading:
         site = products.site
         self.cut = cut
         self.trace: Trace = trace(site.scores, site.path, cut.inside, cut.given, products.start)
-        fact = Walk(self.trace).facts.get(self.trace.result)
+        facts = Walk(self.trace).facts
+        self.others = [value for value, known in facts.items() if not isinstance(known, Weight)]
+        fact = facts.get(self.trace.result)
         if not isinstance(fact, Weight):
             raise Refusal("what is multiplied by the values are no weights")
         if not fact.is_normalized:
@@ -160,7 +162,8 @@ class _Planner:
         assert origin is not None
         items = [item for item in weight.factors if isinstance(item, Value)]
         conditions = [condition for condition, _ in weight.masks]
-        tracker = Tracker(self.axes, [origin, *items, *conditions])
+        needed = [origin, *items, *conditions]
+        tracker = Tracker(self.axes, [*needed, *self.reading.others])
         tracker.read(trace_.result, tuple(along_axis(name) for name in self.names))
         at = _only(tracker, origin, "weights are read at several places")
         if at[weight.axis] != along_axis(key_axis):
@@ -168,6 +171,7 @@ class _Planner:
         inner = Tracker(self.axes, [trace_.scores])
         inner.read(self.raw.value, at)
         product_at = _only(inner, trace_.scores, "scores are read at several places")
+        tracker.found = {value: tracker.found[value] for value in needed}
         return self._assembled(key_axis, tracker, at, product_at)
 
     def _key_axis(self) -> str:

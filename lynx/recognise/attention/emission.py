@@ -123,8 +123,10 @@ def _merged(insert: Inserter, sizes: Sizes, node: Node, groups: Sequence[tuple[A
     return node
 
 
-def substitute(plan: Plan, insert: Inserter, output: Node, noise: Node | None) -> Node:
-    """Add the operator; return what takes the place of the second product.
+def substitute(
+    plan: Plan, insert: Inserter, output: Node, noise: Node | None
+) -> tuple[Node, Node]:
+    """Add the operator; return what takes the place of the second product, and the operator.
 
     `noise` is what a dropout multiplies by.
     """
@@ -157,7 +159,13 @@ def substitute(plan: Plan, insert: Inserter, output: Node, noise: Node | None) -
     result = arranged(insert, sizes, Placed(result, groups), plan.out)
     if traced(result).dtype is not traced(output).dtype:
         result = insert.call("to", result, traced(output).dtype)
-    return result
+    return result, both
+
+
+def logarithms(plan: Plan, insert: Inserter, operation: Node) -> Node:
+    """Return the logarithms of the sums of exponentials, with the axes of the output."""
+    placed = Placed(insert.call(operator.getitem, operation, 1), plan.layout.rows)
+    return arranged(insert, Sizes(insert), placed, plan.out[:-1])
 
 
 def _scores_dtype(plan: Plan, output: Node) -> torch.dtype:

@@ -51,7 +51,8 @@ class Weight:
     `raw` are the scores with all masks that the exponentials were multiplied by before they were
     normalized, `masked` those with later ones too. `origin` is where they were normalized; from
     there on they were multiplied by `factors`, and set to zero where one of `masks` is not as it
-    says.
+    says. `is_moved` says that their dimensions are no longer those of `raw`, `is_uneven` that
+    factors differ among the keys in ways that `masked` does not have.
     """
 
     raw: Raw
@@ -63,6 +64,8 @@ class Weight:
     masks: tuple[tuple[Value, bool], ...] = ()
     zero_empty: bool = False
     sink: Any = None
+    is_moved: bool = False
+    is_uneven: bool = False
 
     @property
     def is_normalized(self) -> bool:
@@ -70,8 +73,8 @@ class Weight:
         return self.origin is not None
 
     def moved(self, value: Value) -> Weight:
-        """Return the same for what holds the same elements."""
-        return replace(self, value=value)
+        """Return the same for what holds the same elements in other dimensions."""
+        return replace(self, value=value, is_moved=True)
 
 
 @dataclass(frozen=True)

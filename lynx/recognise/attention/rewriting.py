@@ -23,11 +23,12 @@ from lynx.recognise.nodes import (
 )
 
 from .analysis import plans_for
+from .calls import is_call, written_out
 from .emission import Sizes, substitute
 from .plans import Plan
 from .sites import Site, has_softmax, possible_outputs, sites_of, without_scores
 from .tracing import dropout_probability, is_dropout
-from .vocabulary import EXPONENTIALS, LAYOUT, kind_of
+from .vocabulary import EXPONENTIALS, LAYOUT, NORMALIZING, kind_of
 from .writes import targets_of, write_out_of_place
 
 SUBJECT = "attention"
@@ -35,9 +36,13 @@ SUBJECT = "attention"
 
 def fuse_attention(graph: torch.fx.Graph) -> Iterator[Remark]:
     """Replace what is found in a graph, in place; yield what was done and why others stayed."""
-    if not any(kind_of(node) in EXPONENTIALS for node in graph.nodes):
+    calls = [node for node in graph.nodes if is_call(node)]
+    if not calls and not any(kind_of(node) in EXPONENTIALS for node in graph.nodes):
         return
     write_out_of_place(graph)
+    for node in calls:
+        loc = location_of(node)
+        yield Remark(SUBJECT, _fused_call(node), loc)
     done: set[Node] = set()
     for output, side, exponential in possible_outputs(graph):
         if output in done:
@@ -50,27 +55,42 @@ def fuse_attention(graph: torch.fx.Graph) -> Iterator[Remark]:
         yield Remark(SUBJECT, message, loc)
 
 
+def _fused_call(node: Node) -> str:
+    """Replace a call of attention; say what was done, or why not."""
+    try:
+        call = written_out(node)
+    except Refusal as refusal:
+        return f"not fused: {refusal.reason}"
+    reasons: list[str] = []
+    for site in sites_of(call.output, 0)[:1]:
+        found = _try(site, reasons)
+        if found is not None:
+            call.finish(*found)
+            return f"fused: {_description(found[0])}"
+    call.undo()
+    return f"not fused: {reasons[0] if reasons else 'it is not understood'}"
+
+
 def _fused(output: Node, side: int, exponential: Node) -> str | None:
     """Replace one product of weights and values; say what was done, None for nothing to mention."""
     reasons: list[str] = []
+    sites: list[Site] = []
     try:
         sites = sites_of(output, side)
-        if not sites and kind_of(exponential) in ("softmax", "_softmax", "_safe_softmax"):
+        if not sites and kind_of(exponential) in NORMALIZING:
             raise without_scores(exponential)
         for site in sites:
-            message = _try(site, reasons)
-            if message is not None:
-                return message
+            found = _try(site, reasons)
+            if found is not None:
+                return f"fused: {_description(found[0])}"
     except Refusal as refusal:
         reasons.append(refusal.reason)
-    if not reasons or not any(has_softmax(site.path) for site in sites):
-        return None if not reasons or kind_of(exponential) == "exp" else (
-            f"not fused: {reasons[0]}")  # fmt: skip
-    return f"not fused: {reasons[0]}"
+    is_named = kind_of(exponential) in NORMALIZING or any(has_softmax(s.path) for s in sites)
+    return f"not fused: {reasons[0]}" if reasons and is_named else None
 
 
-def _try(site: Site, reasons: list[str]) -> str | None:
-    """Replace a site if one of its plans works; note why others do not."""
+def _try(site: Site, reasons: list[str]) -> tuple[Plan, Node] | None:
+    """Replace a site if one of its plans works, and return both; note why others do not."""
     try:
         _check_place(site)
     except Refusal as refusal:
@@ -81,11 +101,9 @@ def _try(site: Site, reasons: list[str]) -> str | None:
             if isinstance(plan, Refusal):
                 raise plan
             _check_uses(site, plan)
-            _apply(site, plan)
+            return plan, _apply(site, plan)
         except Refusal as refusal:
             reasons.append(refusal.reason)
-            continue
-        return f"fused: {_description(plan)}"
     return None
 
 
@@ -166,8 +184,8 @@ def _is_only_returned(node: Node) -> bool:
     return True
 
 
-def _apply(site: Site, plan: Plan) -> None:
-    """Put the operator into the graph; undo everything if that does not work."""
+def _apply(site: Site, plan: Plan) -> Node:
+    """Put the operator into the graph and return it; undo everything if that does not work."""
     insert = Inserter(site.output)
     early: Inserter | None = None
     try:
@@ -176,7 +194,7 @@ def _apply(site: Site, plan: Plan) -> None:
             assert plan.keep is not None
             early = Inserter(plan.keep.node)
             noise = _noise(early, plan.keep.node)
-        result = substitute(plan, insert, site.output, noise)
+        result, operation = substitute(plan, insert, site.output, noise)
         result = _laid_out(insert, result, site.output)
         _check_result(result, site.output)
     except (Refusal, RuntimeError, TypeError, ValueError, AssertionError) as error:
@@ -188,6 +206,7 @@ def _apply(site: Site, plan: Plan) -> None:
         raise Refusal(f"the operator does not take it: {error}") from error
     site.output.replace_all_uses_with(result)
     _remove(site, plan, noise)
+    return operation
 
 
 def _noise(insert: Inserter, dropout: Node) -> Node:

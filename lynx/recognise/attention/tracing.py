@@ -141,6 +141,7 @@ def trace(
     dropouts = [node for node in path if is_dropout(node)]
     with tracing(value):
         product = fresh(value.detach(), computing_dtype(value.dtype))
+        given = [*given, *(n for n in _sizes(scores.graph) if n not in given)]
         others = [_operand(node, value) for node in given]
         noises = [fresh(_value_of(node).detach(), product.dtype) for node in dropouts]
 
@@ -169,6 +170,15 @@ def tracing(value: torch.Tensor) -> Iterator[None]:
     with torch.no_grad(), mode if mode is not None else contextlib.nullcontext():
         with python_dispatch():
             yield
+
+
+def _sizes(graph: torch.fx.Graph) -> list[Node]:
+    """Return the inputs of a graph that are sizes."""
+    return [
+        node
+        for node in graph.find_nodes(op="placeholder")
+        if isinstance(node.meta.get("example_value"), torch.SymInt)
+    ]
 
 
 def _value_of(node: Node) -> torch.Tensor:

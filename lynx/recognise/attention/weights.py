@@ -129,7 +129,8 @@ def _moved_weight(op: Any, fact: Weight) -> Weight:
     if fact.raw.sink is not None:
         return _without_sink(op, fact)
     if fact.is_normalized:
-        return fact.moved(op.out)
+        is_same = isinstance(op, arithmetic.Cast | arithmetic.Copy)
+        return replace(fact, value=op.out) if is_same else fact.moved(op.out)
     if isinstance(op, arithmetic.Cast | arithmetic.Copy):
         return replace(fact, value=op.out)
     raw = _moved_raw(op, fact.raw)
@@ -140,7 +141,7 @@ def _without_sink(op: Any, fact: Weight) -> Weight:
     """Take the weights of all keys, of weights of which one column is that of a sink."""
     raw = fact.raw
     if isinstance(op, arithmetic.Cast | arithmetic.Copy):
-        return fact.moved(op.out)
+        return replace(fact, value=op.out)
     if not isinstance(op, slicing.Slice) or op.dim != raw.sink_dim or not fact.is_normalized:
         raise refusal(op, [fact])
     size = raw.value.shape[raw.sink_dim]
@@ -275,7 +276,7 @@ def _pad(walk: Walk, op: slicing.Pad) -> Fact:
 @_rule(reduction.Sum)
 def _sum(walk: Walk, op: reduction.Sum) -> Fact:
     fact = walk.facts[op.x]
-    if not isinstance(fact, Weight) or len(op.dims) != 1 or fact.factors:
+    if not isinstance(fact, Weight) or len(op.dims) != 1 or fact.is_uneven:
         raise refusal(op, [fact])
     return Total(fact, op.dims[0])
 
@@ -341,26 +342,32 @@ def _multiply(walk: Walk, op: Any) -> Fact:
         return _normalized(weight, other, op.out)
     if other is not None or weight.raw.sink is not None:
         raise refusal(op, [weight])
-    return _scaled(weight, item, op.out)
+    return _scaled(weight, item, op.out, item in walk.trace.dropped)
 
 
-def _scaled(weight: Weight, item: Any, result: Value) -> Weight:
-    if weight.is_normalized:
-        masked = weight.masked
-        if isinstance(item, Value) and isinstance(item.type, TensorType):
-            masked = _try_masked(weight.masked, item)
-        return replace(weight, value=result, factors=(*weight.factors, item), masked=masked)
-    if not isinstance(item, Value):
-        raise Refusal("weights are scaled before they are normalized")
-    raw = _masked_by_number(weight.raw, item)
-    return Weight(raw, raw, result)
-
-
-def _try_masked(raw: Raw, item: Value) -> Raw:
+def _scaled(weight: Weight, item: Any, result: Value, is_dropout: bool) -> Weight:
+    if not weight.is_normalized:
+        if not isinstance(item, Value) or is_dropout:
+            raise Refusal("weights are scaled before they are normalized")
+        raw = _masked_by_number(weight.raw, item)
+        return Weight(raw, raw, result)
+    scaled = replace(weight, value=result, factors=(*weight.factors, item))
+    if not isinstance(item, Value) or _is_even(weight, item):
+        return scaled
+    if is_dropout or weight.is_moved:
+        return replace(scaled, is_uneven=True)
     try:
-        return _masked_by_number(raw, item)
+        return replace(scaled, masked=_masked_by_number(weight.masked, item))
     except Refusal:
-        return raw
+        return replace(scaled, is_uneven=True)
+
+
+def _is_even(weight: Weight, item: Value) -> bool:
+    """Whether a factor is the same for all keys."""
+    if weight.is_moved or not isinstance(item.type, TensorType):
+        return not isinstance(item.type, TensorType) or not item.shape
+    place = weight.axis - (len(weight.value.shape) - len(item.shape))
+    return place < 0 or is_equal(item.shape[place], 1)
 
 
 def _masked_by_number(raw: Raw, item: Value) -> Raw:
@@ -440,6 +447,9 @@ def _where(walk: Walk, op: Any) -> Fact:
         assert isinstance(weight, Weight)
         if not _is_zero(other):
             raise Refusal("weights are replaced by numbers other than zero")
+        if weight.is_moved:
+            masks = (*weight.masks, (condition, keeps))
+            return replace(weight, value=op.out, masks=masks, is_uneven=True)
         masked = _masked(weight.masked, condition, keeps=keeps)
         if not weight.is_normalized:
             return Weight(masked, masked, op.out)
