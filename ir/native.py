@@ -143,6 +143,17 @@ class AttentionBackwardCall:
 NativeCall: TypeAlias = KernelCall | ProductCall | AttentionCall | AttentionBackwardCall
 
 
+def kernels_in(call: NativeCall) -> tuple[Kernel, ...]:
+    """Return the kernels that a call runs, whole or inlined."""
+    if isinstance(call, KernelCall):
+        return (call.kernel,)
+    if isinstance(call, AttentionCall):
+        return (call.score,)
+    if isinstance(call, AttentionBackwardCall):
+        return (call.forward.score, call.derivative)
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Tenancy:
     """A part of an arena that is chosen when sizes are known, taken from one step to another.

@@ -24,7 +24,10 @@ def describe_native(native: NativeProgram) -> Iterator[str]:
     for placed in native.segments:
         calls = placed.segment.calls
         kernels = sum(isinstance(call, KernelCall) for call in calls)
-        yield f"{placed.segment.name}: {kernels} kernels, {len(calls) - kernels} products"
+        products = sum(isinstance(call, ProductCall) for call in calls)
+        rest = len(calls) - kernels - products
+        attentions = f", {rest} attentions" if rest else ""
+        yield f"{placed.segment.name}: {kernels} kernels, {products} products{attentions}"
         for index, call in zip(placed.steps, calls, strict=True):
             op = native.program.steps[index].op
             yield f"  {_describe(call)}{_place(op)}"
@@ -41,6 +44,12 @@ def _describe(call: NativeCall) -> str:
         sizes = _sizes((call.m, call.k, call.n))
         batch = "" if call.batch == 1 else f"{format_dim(call.batch)} times "
         return f"product of {call.dtype}, {batch}{sizes}"
+    if isinstance(call, AttentionBackwardCall):
+        return f"gradients of {_describe(call.forward)}"
+    if isinstance(call, AttentionCall):
+        sizes = call.sizes
+        heads = _sizes((sizes.batch, sizes.heads, sizes.queries, sizes.keys))
+        return f"attention of {call.q.dtype} over {heads}, depth {format_dim(sizes.depth)}"
     return _describe_kernel(call.kernel)
 
 

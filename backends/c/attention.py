@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lynx.ir.errors import CompileError
-from lynx.ir.kernel import Apply, Buffer, Kernel, Scalar
+from lynx.ir.kernel import Apply, Kernel, Scalar
 from lynx.ir.native import AttentionCall
 from lynx.ir.types import DType
 from lynx.passes.attention.masks import SURELY_HIDDEN, Mask, mask_of, number_of
@@ -169,9 +169,9 @@ def scaled_product(kernel: Kernel) -> tuple[float, tuple[Scalar, ...]]:
     return 1.0, (dot,)
 
 
-def operand_buffers(kernel: Kernel) -> list[Buffer]:
-    """Return the buffers of a score kernel that are operands."""
-    return [buffer for buffer in kernel.buffers if buffer.name not in (DOT, SCORE)]
+def operand_names(kernel: Kernel) -> list[str]:
+    """Return the names of the buffers of a score kernel that are operands."""
+    return [buffer.name for buffer in kernel.buffers if buffer.name not in (DOT, SCORE)]
 
 
 def typed(element: DType) -> list[str]:
@@ -229,7 +229,7 @@ class ForwardPrinter:
     def __init__(self, call: AttentionCall) -> None:
         self.call = call
         self.element = check_types(call)
-        self.arguments = Arguments(operand_buffers(call.score))
+        self.arguments = Arguments(operand_names(call.score))
         self.score = ScorePrinter(call.score, self.arguments)
 
     def print(self) -> AttentionText:

@@ -15,7 +15,7 @@ from .attention import (
     check_types,
     common_settings,
     conversions,
-    operand_buffers,
+    operand_names,
     part,
     row_lines,
     scaled_product,
@@ -33,9 +33,9 @@ class BackwardPrinter:
         self.call = call
         self.element = check_types(call.forward)
         self.real = DType.F64 if self.element is DType.F64 else DType.F32
-        buffers = operand_buffers(call.forward.score)
-        gradients = [b for b in call.derivative.buffers if b.is_written and b.name != GRAD_DOT]
-        self.arguments = Arguments(buffers, gradients)
+        written = [b.name for b in call.derivative.buffers if b.is_written]
+        gradients = [name for name in written if name != GRAD_DOT]
+        self.arguments = Arguments(operand_names(call.forward.score), gradients)
         self.score = ScorePrinter(call.forward.score, self.arguments)
         self.derivative = DerivativePrinter(call.derivative, self.score, self.arguments)
 

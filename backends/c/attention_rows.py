@@ -33,10 +33,13 @@ _NARROW = frozenset({"add", "sub", "neg", "abs", "maximum", "minimum", "where"})
 
 @dataclass
 class Arguments:
-    """What the functions of one attention are passed: addresses, and numbers for symbols."""
+    """What the functions of one attention are passed: addresses, and numbers for symbols.
 
-    buffers: list[Buffer]
-    gradients: list[Buffer] = field(default_factory=list)
+    Operands and their gradients are known by the names of the buffers of kernels.
+    """
+
+    buffers: list[str]
+    gradients: list[str] = field(default_factory=list)
     symbols: dict[str, int] = field(default_factory=dict)
 
     def symbol(self, name: str) -> str:
@@ -49,9 +52,8 @@ class Arguments:
 
     def buffer(self, buffer: Buffer) -> str:
         """Return where the address of an operand is, or of the gradient of one."""
-        if buffer in self.gradients:
-            return f"grads[{self.gradients.index(buffer)}]"
-        return f"x->operands[{self.buffers.index(buffer)}]"
+        names = self.gradients if buffer.is_written else self.buffers
+        return f"{'grads' if buffer.is_written else 'x->operands'}[{names.index(buffer.name)}]"
 
 
 @dataclass
@@ -70,6 +72,7 @@ class Rows:
     names: dict[Scalar, str] = field(default_factory=dict)
     pointers: dict[tuple[Buffer, str], str] = field(default_factory=dict)
     narrow: dict[Scalar, int | None] = field(default_factory=dict)
+    moving: set[Scalar] = field(default_factory=set)
 
     def text(self, scalar: Scalar) -> str:
         """Return the variable of a scalar, after printing what it takes."""
@@ -99,7 +102,11 @@ class Rows:
             self.names[scalar] = f"({text})"
             return
         kind = value_type(self._dtype(scalar))
-        into = self.loop if "k" in scalar.axes else self.row
+        operands = map(self.replaced, source.operands)
+        is_moving = "k" in scalar.axes or any(o in self.given or o in self.moving for o in operands)
+        if is_moving:
+            self.moving.add(scalar)
+        into = self.loop if is_moving else self.row
         into.append(f"const {kind} {name} = {text};")
 
     def _of(self, scalar: Scalar) -> str:

@@ -96,12 +96,19 @@ class Example:
         if sink is not None:
             more = sink.to(wide).expand(scores.shape[:-1])[..., None]
             scores = torch.cat([scores, more], -1)
+        is_empty = (scores == -torch.inf).all(-1, keepdim=True)
+        if self.zero_empty:
+            scores = torch.where(is_empty, 0.0, scores)
         weights = torch.softmax(scores, -1)
-        lse = torch.logsumexp(scores, -1)
+        # The gradient of torch.logsumexp is of no use where adding the logarithm changes nothing.
+        most = scores.amax(-1, keepdim=True).detach() if scores.shape[-1] else torch.zeros(())
+        most = torch.where(most == -torch.inf, 0.0, most)
+        lse = ((scores - most).exp().sum(-1, keepdim=True).log() + most)[..., 0]
         if sink is not None:
             weights = weights[..., :-1]
         if self.zero_empty:
-            weights = torch.where(lse[..., None] == -torch.inf, 0.0, weights)
+            weights = torch.where(is_empty, 0.0, weights)
+            lse = torch.where(is_empty[..., 0], -torch.inf, lse)
         if self.keep is not None:
             weights = weights * self.keep * self.keep_scale
         return weights @ v, lse
