@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator
 from lynx.ir.core import Op
 from lynx.ir.dims import Dim, format_dim, product
 from lynx.ir.kernel import Kernel, Load
-from lynx.ir.native import KernelCall, NativeCall, ProductCall
+from lynx.ir.native import (
+    AttentionBackwardCall,
+    AttentionCall,
+    KernelCall,
+    NativeCall,
+    ProductCall,
+)
 from lynx.ir.ops.fusion import Fused
 from lynx.passes.plan_memory import format_bytes
 from lynx.runtime import NativeProgram
