@@ -24,8 +24,9 @@ from lynx.recognise.nodes import (
 
 from .analysis import plans_for
 from .calls import is_call, written_out
+from .checking import Computation, check, closure
 from .emission import Sizes, substitute
-from .plans import Plan
+from .plans import Placed, Plan
 from .sites import Site, has_softmax, possible_outputs, sites_of, without_scores
 from .tracing import dropout_probability, is_dropout
 from .vocabulary import EXPONENTIALS, LAYOUT, NORMALIZING, kind_of
@@ -197,7 +198,8 @@ def _apply(site: Site, plan: Plan) -> Node:
         result, operation = substitute(plan, insert, site.output, noise)
         result = _laid_out(insert, result, site.output)
         _check_result(result, site.output)
-    except (Refusal, RuntimeError, TypeError, ValueError, AssertionError) as error:
+        _check_numbers(site, plan, insert, result, noise)
+    except Exception as error:  # whatever goes wrong, the graph must be what it was
         insert.undo()
         if early is not None:
             early.undo()
@@ -207,6 +209,29 @@ def _apply(site: Site, plan: Plan) -> Node:
     site.output.replace_all_uses_with(result)
     _remove(site, plan, noise)
     return operation
+
+
+def _check_numbers(
+    site: Site, plan: Plan, insert: Inserter, result: Node, noise: Node | None
+) -> None:
+    sources = [p.node for p in (plan.q, plan.k, plan.v, plan.sink, plan.keep) if
+               isinstance(p, Placed) and not (p is plan.keep and plan.is_dropout)]  # fmt: skip
+    sources += plan.operands
+    sources += [f.item for f in plan.factors if isinstance(f.item, Node)]
+    before, leaves = closure(site.output, sources)
+    given = dict.fromkeys([*leaves, *closure(result, [*sources, *_of(noise)])[1]])
+    dropouts = {node: noise for node in before if noise is not None and is_dropout(node)}
+    after = [node for node in insert.added if node not in given]
+    check(
+        Computation(
+            tuple(n for n in given if n is not noise), tuple(before), site.output, tuple(after),
+            result, dropouts, site.scores,
+        )
+    )  # fmt: skip
+
+
+def _of(node: Node | None) -> list[Node]:
+    return [] if node is None else [node]
 
 
 def _noise(insert: Inserter, dropout: Node) -> Node:

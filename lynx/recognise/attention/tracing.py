@@ -203,6 +203,7 @@ def _operand(node: Node, like: torch.Tensor) -> Any:
 def _imported(
     module: torch.fx.GraphModule, scores: Node, given: Sequence[Node], dropouts: Sequence[Node]
 ) -> Trace:
+    _without_conversions_of_numbers(module.graph)
     try:
         graph = import_graph(module, "score")
         if graph.mutations:
@@ -217,3 +218,18 @@ def _imported(
     inputs = dict(zip(others, given, strict=False))
     dropped = dict(zip(others[len(given) :], dropouts, strict=True))
     return Trace(graph, result, inputs, first, dropped)
+
+
+def _without_conversions_of_numbers(graph: torch.fx.Graph) -> None:
+    """Let numbers be what they are: tracing leaves conversions of some, which are no tensors."""
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.aten._to_copy.default:
+            continue
+        (item,) = node.args
+        if isinstance(item, int | float):
+            dtype = node.kwargs.get("dtype")
+            floats = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+            number = float(item) if floats else item
+            for user in list(node.users):
+                user.args = torch.fx.map_arg(user.args, lambda n, x=number, o=node: x if n is o else n)
+            graph.erase_node(node)
