@@ -136,20 +136,15 @@ class GraphBuilder:
 
     def _regions(self, kind: type[Op], node: OpNode) -> dict[str, Any]:
         given: dict[str, Any] = {}
+        known = () if kind is Fused else kind.region_fields
         for region in node.regions:
             name = region.name
             assert name is not None
-            if name not in kind.region_fields or kind is Fused:
-                raise unknown(
-                    "unknown-region", f"region of '{kind.name}'", name, kind.region_fields
-                )
+            if name not in known:
+                raise unknown("unknown-attribute", f"region of '{kind.name}'", name, known)
             if name in given:
-                raise Mistake("duplicate-region", f"region '{name}' is given twice", name)
+                raise Mistake("duplicate-attribute", f"region '{name}' is given twice", name)
             given[str(name)] = self._region(region, [type_.type for _, type_ in region.parameters])
-        fields = fields_of(kind)
-        for field in kind.region_fields:
-            if fields[field].is_required and field not in given:
-                raise Mistake("missing-region", f"'{kind.name}' needs a region", node.name)
         return given
 
     def _region(self, node: RegionNode, types: list[Type]) -> Region:

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -75,9 +75,9 @@ def attend(
     lse = q.new_empty(q.shape[:3], dtype=work.dtype) if lse is None else lse
     for rows in work.blocks():
         _, scores = work.scores(rows)
-        lse[:, :, rows] = work.logarithms(scores, rows)
-        weights = work.weights(scores, lse[:, :, rows])
-        out[:, :, rows] = work.times_values(work.kept(weights, rows)).to(out.dtype)
+        found = work.softmax(scores, rows)
+        lse[:, :, rows] = found.logarithms
+        out[:, :, rows] = work.times_values(work.kept(found.weights, rows)).to(out.dtype)
     return out, lse
 
 
@@ -91,7 +91,6 @@ def attend_backward(
     operands: Sequence[torch.Tensor],
     sink: Optional,
     keep: Optional,
-    lse: torch.Tensor,
     form: AttentionForm,
     wanted: Sequence[bool],
     symbols: Mapping[str, int] | None = None,
@@ -101,8 +100,7 @@ def attend_backward(
     of_q, of_k, of_v, of_sink, *of_operands = work.memory(wanted)
     for rows in work.blocks():
         dot, scores = work.scores(rows)
-        logarithms = lse[:, :, rows]
-        weights = work.weights(scores, logarithms)
+        weights, of_logit, _ = work.softmax(scores, rows)
         incoming = grad_out[:, :, rows].to(work.dtype)
         if of_v is not None:
             work.add_to_keys(work.kept(weights, rows), incoming, of_v)
@@ -111,7 +109,8 @@ def attend_backward(
         if grad_lse is not None:
             of_rows += grad_lse[:, :, rows, None].to(work.dtype)
         if of_sink is not None:
-            of_sink[:, :, rows] = work.of_sink(of_rows[..., 0], logarithms, rows)
+            assert of_logit is not None
+            of_sink[:, :, rows] = (of_logit * of_rows)[..., 0]
         of_scores = of_weights.add_(of_rows).mul_(weights)
         of_dot = work.of_dot(dot, of_scores, rows, of_operands)
         if of_q is not None:
@@ -119,6 +118,14 @@ def attend_backward(
         if of_k is not None:
             work.add_to_keys(of_dot, work.q[:, :, rows].to(work.dtype), of_k)
     return work.finished(of_q, of_k, of_v, of_sink, of_operands)
+
+
+class Softmax(NamedTuple):
+    """The shares of some rows' keys, those of their sinks, and the logarithms of denominators."""
+
+    weights: torch.Tensor
+    sink: Optional
+    logarithms: torch.Tensor
 
 
 class _Work:
@@ -168,22 +175,29 @@ class _Work:
         (scores,) = self.score.run(inputs, rows, self.symbols, all_rows=self._is_all(rows))
         return dot, scores
 
-    def logarithms(self, scores: torch.Tensor, rows: slice) -> torch.Tensor:
-        """Return the logarithms of sums of exponentials; negative infinity of none."""
-        if self.keys == 0:
-            of_scores = scores.new_full(scores.shape[:3], -math.inf)
-        else:
-            of_scores = torch.logsumexp(scores, 3)
-        if self.sink is None:
-            return of_scores
-        return torch.logaddexp(of_scores, self.sink[:, :, rows])
+    def softmax(self, scores: torch.Tensor, rows: slice) -> Softmax:
+        """Return the shares of keys and sink, and the logarithms of the denominators.
 
-    def weights(self, scores: torch.Tensor, logarithms: torch.Tensor) -> torch.Tensor:
-        """Return what softmax gives, in new memory."""
-        weights = torch.exp(scores - logarithms[..., None])
+        The shares come from no logarithm, which would lose what large scores leave of the number
+        of keys: a row of equal scores, however low, has equal shares.
+        """
+        sink = None if self.sink is None else self.sink[:, :, rows, None]
+        if self.keys == 0:
+            largest = scores.new_full((*scores.shape[:3], 1), -math.inf)
+        else:
+            largest = scores.amax(3, keepdim=True)
+        largest = largest if sink is None else torch.maximum(largest, sink)
+        is_empty = largest == -math.inf
+        shift = largest.masked_fill(is_empty, 0) if self.form.zero_empty else largest
+        powers = torch.exp(scores - shift)
+        total = powers.sum(3, keepdim=True)
+        of_sink = None if sink is None else torch.exp(sink - shift)
+        total = total if of_sink is None else total + of_sink
+        logarithms = torch.where(largest.isinf(), largest, torch.log(total) + largest)
         if self.form.zero_empty:
-            weights.masked_fill_((logarithms == -math.inf)[..., None], 0)
-        return weights
+            total = total.masked_fill(is_empty, 1)
+        share = None if of_sink is None else of_sink / total
+        return Softmax(powers / total, share, logarithms[..., 0])
 
     def kept(self, weights: torch.Tensor, rows: slice) -> torch.Tensor:
         """Return weights, or their gradients, after dropout."""
@@ -206,14 +220,6 @@ class _Work:
     def add_to_keys(self, factors: torch.Tensor, rows: torch.Tensor, total: torch.Tensor) -> None:
         """Add sums of rows, one for each key, over all heads that share it."""
         total += self._grouped(factors).transpose(2, 3) @ self._grouped(rows)
-
-    def of_sink(self, of_rows: torch.Tensor, logarithms: torch.Tensor, rows: slice) -> torch.Tensor:
-        """Return the gradient of the sink's logit for each row."""
-        assert self.sink is not None
-        weight = torch.exp(self.sink[:, :, rows] - logarithms)
-        if self.form.zero_empty:
-            weight = weight.masked_fill(logarithms == -math.inf, 0)
-        return weight * of_rows
 
     def of_dot(
         self,
@@ -300,14 +306,9 @@ def composite(
     if form.score is not None:
         (scores,) = evaluate_region(form.score, (dot, *operands))
     rows = slice(0, q.shape[2])
-    logarithms = work.logarithms(scores, rows)
-    shifted = scores - logarithms[..., None]
-    if form.zero_empty:
-        # What is not chosen must not be NaN either, or its gradient would be.
-        shifted = torch.where((logarithms == -math.inf)[..., None], -math.inf, shifted)
-    weights = torch.exp(shifted)
-    out = work.times_values(work.kept(weights, rows)).to(v.dtype)
-    return out, logarithms
+    found = work.softmax(scores, rows)
+    out = work.times_values(work.kept(found.weights, rows)).to(v.dtype)
+    return out, found.logarithms
 
 
 @means(Attention)
@@ -328,7 +329,7 @@ def attention_backward(op: AttentionBackward) -> Call:
     form = AttentionForm(op.score, op.keep_scale, op.zero_empty)
     sizes = tuple(symbol(name) for name in names)
     incoming = (op.grad_out, op.grad_lse)
-    arguments = (*incoming, op.q, op.k, op.v, op.inputs, op.sink, op.keep, op.lse, sizes)
+    arguments = (*incoming, op.q, op.k, op.v, op.inputs, op.sink, op.keep, sizes)
     function = functools.partial(_attend_backward, form, op.wanted, names)
     outs = tuple(f"out{index}" for index in range(len(op.results)))
     return Call(function, arguments, {}, function, outs)

@@ -125,10 +125,8 @@ class Attending(Op):
 class Attention(Attending, name="attention"):
     """Return softmax of scores, times values, and the logarithms of its denominators.
 
-        %o, %l = attention %q, %k, %v, [%m], none, none {zero_empty = true} with score(
-          %dot: f32[1, 2, 4, 4], %bias: f32[4, 4]
-        ) {
-            %0 = add %dot, %bias : f32[1, 2, 4, 4]
+        %o, %l = attention %q, %k, %v, [%m], none, none with score(%s: f32[1, 2, 4, 4], %b: f32[]) {
+            %0 = add %s, %b : f32[1, 2, 4, 4]
             yield %0
         } : f32[1, 2, 4, 8], f32[1, 2, 4]
 

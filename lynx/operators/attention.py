@@ -127,7 +127,7 @@ def _backward(
     wanted: list[bool],
 ) -> list[torch.Tensor]:
     form = _form(score, sizes, keep_scale, zero_empty)
-    return attend_backward(grad_out, grad_lse, q, k, v, operands, sink, keep, lse, form, wanted)
+    return attend_backward(grad_out, grad_lse, q, k, v, operands, sink, keep, form, wanted)
 
 
 @torch.library.register_fake(_BACKWARD)  # type: ignore[untyped-decorator]
@@ -210,9 +210,8 @@ def _differentiate(
         grad_out = torch.zeros_like(out)
     chosen = tuple(n for n, want in enumerate(wanted[4:]) if want)
     if ctx.form[0] and not _has_derivative(ctx.form[0], chosen):
-        sources = (q, k, v, sink, *operands)
-        given = (q, k, v, operands, sink, keep, _form(*ctx.form))
-        return _by_composite(given, sources, (grad_out, grad_lse), wanted)
+        given = (q, k, v, sink, *operands, keep, _form(*ctx.form))
+        return _by_composite(given, (grad_out, grad_lse), wanted)
     found: Tensors = _Gradients.apply(  # type: ignore[no-untyped-call]
         grad_out, grad_lse, q, k, v, sink, keep, out, lse, *ctx.form, wanted, *operands
     )
@@ -227,16 +226,21 @@ def _has_derivative(score: str, chosen: tuple[int, ...]) -> bool:
 
 def _by_composite(
     given: tuple[Any, ...],
-    sources: Sequence[Optional],
     incoming: Sequence[Optional],
     wanted: Sequence[bool],
 ) -> list[Optional]:
     """Return gradients as autograd computes them, holding all weights; None of what wants none."""
+    *operands, keep, form = given
+    q, k, v, sink, *others = operands
     with torch.enable_grad():
-        pairs = [(r, g) for r, g in zip(composite(*given), incoming, strict=True) if g is not None]
+        pairs = [
+            (r, g)
+            for r, g in zip(composite(q, k, v, others, sink, keep, form), incoming, strict=True)
+            if g is not None
+        ]
         found = torch.autograd.grad(
             [result for result, _ in pairs],
-            [source for source, want in zip(sources, wanted, strict=True) if want],
+            [source for source, want in zip(operands, wanted, strict=True) if want],
             [gradient.to(result.dtype) for result, gradient in pairs],
             create_graph=True,
             allow_unused=True,
@@ -297,8 +301,8 @@ def _differentiate_twice(
     score, sizes, keep_scale, zero_empty = ctx.form
     with torch.enable_grad():
         form = _form(score, sizes, keep_scale, zero_empty)
-        given = (q, k, v, operands, sink, keep, form)
-        of_sources = _by_composite(given, sources[2:], (grad_out, grad_lse), asked)
+        operands = [_tracked(x, sources) for x in sources[2:]]
+        of_sources = _by_composite((*operands, keep, form), (grad_out, grad_lse), asked)
         inner = [gradient for gradient in of_sources if gradient is not None]
         places = [n for n, need in enumerate(needed) if need and sources[n] is not None]
         outer = torch.autograd.grad(
@@ -310,6 +314,17 @@ def _differentiate_twice(
         )
     found = dict(zip(places, outer, strict=True))
     return [found.get(n) for n in range(len(sources))]
+
+
+def _tracked(operand: Optional, sources: Sequence[Optional]) -> Optional:
+    """Return an operand that autograd tracks, even if nobody wants its second gradient.
+
+    Adding an empty sum of something that is tracked does it in transforms of `torch.func` too.
+    """
+    if operand is None or operand.requires_grad or not operand.is_floating_point():
+        return operand
+    nothing = next(x for x in sources if x is not None and x.requires_grad).reshape(-1)[:0].sum()
+    return operand + nothing.to(operand.dtype)
 
 
 def _differentiate_gradients(ctx: Any, *grads: Optional) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from lynx.ir.ops.layout import Broadcast, Permute, Reshape
 from lynx.ir.ops.linear import BatchMatmul
 from lynx.passes.decompose_build import (
     Number,
+    absolute,
     amax,
     choose,
     exp,
@@ -39,22 +40,7 @@ def expand_attention(op: Attention, target: Target) -> tuple[Value, ...] | NoMat
     if (refusal := _refuse(op)) is not None:
         return refusal
     work = _Expansion(op, target)
-    scores = Number(work.scores())
-    largest = amax(scores, (3,))
-    sink = None if op.sink is None else work.sink()
-    if sink is not None:
-        largest = maximum(largest, sink)
-    is_empty = largest.equals(-math.inf)
-    # Subtracting it would make NaN of a row of negative infinities, as eager does.
-    shift = choose(is_empty, 0.0, largest) if op.zero_empty else largest
-    powers = exp(scores - shift)
-    denominator = total(powers, (3,))
-    if sink is not None:
-        denominator = denominator + exp(sink - shift)
-    shares = powers / denominator
-    if op.zero_empty:
-        shares = choose(is_empty, 0.0, shares)
-    logarithms = choose(is_empty, -math.inf, log(denominator) + largest).squeezed((3,))
+    shares, _, logarithms = work.softmax(zero_empty=op.zero_empty)
     out = work.times(work.kept(shares).value, op.v)
     return Number(out).to(op.out_type.dtype), logarithms.value
 
@@ -128,6 +114,28 @@ class _Expansion:
         (scores,) = inlined(score, (self.dot, *self.op.inputs))
         return scores
 
+    def softmax(self, *, zero_empty: bool) -> tuple[Number, Number | None, Number]:
+        """Return the shares of keys and of the sink, and the logarithms of denominators."""
+        scores = Number(self.scores())
+        largest = amax(scores, (3,))
+        sink = None if self.op.sink is None else self.sink()
+        if sink is not None:
+            largest = maximum(largest, sink)
+        is_empty = largest.equals(-math.inf)
+        # Subtracting it would make NaN of a row of negative infinities, as eager does.
+        shift = choose(is_empty, 0.0, largest) if zero_empty else largest
+        powers = exp(scores - shift)
+        denominator = total(powers, (3,))
+        of_sink = None if sink is None else exp(sink - shift)
+        if of_sink is not None:
+            denominator = denominator + of_sink
+        is_infinite = absolute(largest).equals(math.inf)
+        logarithms = choose(is_infinite, largest, log(denominator) + largest).squeezed((3,))
+        if zero_empty:
+            denominator = choose(is_empty, 1.0, denominator)
+        share = None if of_sink is None else of_sink / denominator
+        return powers / denominator, share, logarithms
+
     def sink(self) -> Number:
         """Return the sink's logits, with a dimension for keys."""
         sink = self.op.sink
@@ -152,11 +160,7 @@ class _Backward(_Expansion):
     def __init__(self, op: AttentionBackward, target: Target, chosen: tuple[int, ...]) -> None:
         super().__init__(op, target)
         self.chosen = chosen
-        scores = Number(self.scores())
-        self.logarithms = Number(op.lse).unsqueezed(3)
-        self.weights = exp(scores - self.logarithms)
-        if op.zero_empty:
-            self.weights = choose(self.logarithms.equals(-math.inf), 0.0, self.weights)
+        self.weights, self.of_logit, _ = self.softmax(zero_empty=op.zero_empty)
         by_values = self.times(op.grad_out, Permute(op.v, _TO_KEYS).out)
         of_weights = self.kept(Number(by_values))
         self.of_rows = -total(of_weights * self.weights, (3,))
@@ -194,10 +198,8 @@ class _Backward(_Expansion):
     def _of_sink(self) -> Value:
         op, row = self.op, self.op.lse_type.shape
         assert op.sink is not None
-        weight = exp(self.sink() - self.logarithms)
-        if op.zero_empty:
-            weight = choose(self.logarithms.equals(-math.inf), 0.0, weight)
-        gradient = weight * self.of_rows
+        assert self.of_logit is not None
+        gradient = self.of_logit * self.of_rows
         spread = Number(Broadcast(gradient.value, (*row, 1)).out)
         first = 3 - len(op.sink.shape)
         shape = (*(1,) * first, *op.sink.shape)
