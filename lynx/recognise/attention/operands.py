@@ -116,10 +116,18 @@ def _indexes_by_tensors(node: Node) -> bool:
     )
 
 
+SMALL = 1 << 16
+"""Up to so many elements it does not matter how many bytes one takes."""
+
+
 def bytes_of(node: Node) -> int:
-    """Return about how many bytes a tensor takes; sizes are as they were when it was traced."""
+    """Return about how many bytes a tensor takes; sizes are as they were when it was traced.
+
+    Elements of small tensors count as one.
+    """
     value = tensor_of(node)
     if value is None:
         return 0
     sizes = [size_hint(size) for size in value.shape]
-    return math.prod(64 if size is None else size for size in sizes) * value.dtype.itemsize
+    count = math.prod(64 if size is None else size for size in sizes)
+    return count if count <= SMALL else count * value.dtype.itemsize

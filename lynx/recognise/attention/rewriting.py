@@ -24,9 +24,10 @@ from lynx.recognise.nodes import (
 
 from .analysis import plans_for
 from .calls import is_call, written_out
-from .checking import Computation, check, closure
+from .checking import Computation, Unchecked, check, closure
 from .emission import Sizes, substitute
 from .plans import Placed, Plan
+from .shrinking import Lengths, lengths_of, renamed, shrunk
 from .sites import Site, has_softmax, possible_outputs, sites_of, without_scores
 from .tracing import dropout_probability, is_dropout
 from .vocabulary import EXPONENTIALS, LAYOUT, NORMALIZING, kind_of
@@ -97,7 +98,7 @@ def _try(site: Site, reasons: list[str]) -> tuple[Plan, Node] | None:
     except Refusal as refusal:
         reasons.append(refusal.reason)
         return None
-    for plan in plans_for(site, lambda node: _is_written(node)):
+    for plan in plans_for(site, _is_written):
         try:
             if isinstance(plan, Refusal):
                 raise plan
@@ -222,12 +223,43 @@ def _check_numbers(
     given = dict.fromkeys([*leaves, *closure(result, [*sources, *_of(noise)])[1]])
     dropouts = {node: noise for node in before if noise is not None and is_dropout(node)}
     after = [node for node in insert.added if node not in given]
-    check(
-        Computation(
-            tuple(n for n in given if n is not noise), tuple(before), site.output, tuple(after),
-            result, dropouts, site.scores,
-        )
+    computation = Computation(
+        tuple(n for n in given if n is not noise), tuple(before), site.output, tuple(after),
+        result, dropouts, site.scores,
     )  # fmt: skip
+    try:
+        check(computation)
+    except Unchecked:
+        _check_small(site, plan, computation)
+
+
+def _check_small(site: Site, plan: Plan, computation: Computation) -> None:
+    """Check a version of a site with small sizes, of which the same must be made."""
+    reasons: list[str] = []
+    for lengths in lengths_of(plan):
+        try:
+            small = shrunk(site, computation, lengths)
+            if _is_small_alike(small, plan, lengths, reasons):
+                return
+        except Refusal as refusal:
+            reasons.append(refusal.reason)
+    raise Refusal(reasons[0] if reasons else "it is not understood at other sizes")
+
+
+def _is_small_alike(small: Site, plan: Plan, lengths: Lengths, reasons: list[str]) -> bool:
+    """Whether the same is made of a small version, and computes what it should."""
+    for found in plans_for(small, _is_written):
+        if isinstance(found, Refusal) or found.score != renamed(plan.score, lengths):
+            continue
+        if len(found.operands) != len(plan.operands) or found.zero_empty != plan.zero_empty:
+            continue
+        try:
+            _apply(small, found)
+        except Refusal as refusal:
+            reasons.append(refusal.reason)
+            continue
+        return True
+    return False
 
 
 def _of(node: Node | None) -> list[Node]:
