@@ -139,8 +139,9 @@ class Memory:
         self.again(function)
         return function
 
-    def again(self, function: NativeFunction) -> None:
-        packed = struct.pack(f"{len(self.tensors)}q", *(x.data_ptr() for x in self.tensors))
+    def again(self, function: NativeFunction, symbols: Sequence[int] = ()) -> None:
+        numbers = (*(x.data_ptr() for x in self.tensors), *symbols)
+        packed = struct.pack(f"{len(numbers)}q", *numbers)
         code = function.run(packed)
         assert code == 0, function.messages[code - 1]
 
