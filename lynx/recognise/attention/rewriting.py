@@ -28,10 +28,11 @@ from .checking import Computation, Unchecked, check, closure
 from .emission import Sizes, substitute
 from .plans import Placed, Plan
 from .shrinking import Lengths, lengths_of, renamed, shrunk
-from .sites import Site, has_softmax, possible_outputs, sites_of, without_scores
+from .sites import Site, is_softmax, possible_outputs, sites_of, without_scores
+from .structure import Known, Memory, structure_of, transferred
 from .tracing import dropout_probability, is_dropout
 from .vocabulary import EXPONENTIALS, LAYOUT, NORMALIZING, kind_of
-from .writes import targets_of, write_out_of_place
+from .writes import Writes, targets_of, write_out_of_place
 
 SUBJECT = "attention"
 
@@ -42,22 +43,23 @@ def fuse_attention(graph: torch.fx.Graph) -> Iterator[Remark]:
     if not calls and not any(kind_of(node) in EXPONENTIALS for node in graph.nodes):
         return
     write_out_of_place(graph)
+    memory = Memory(Writes(graph))
     for node in calls:
         loc = location_of(node)
-        yield Remark(SUBJECT, _fused_call(node), loc)
+        yield Remark(SUBJECT, _fused_call(node, memory), loc)
     done: set[Node] = set()
     for output, side, exponential in possible_outputs(graph):
         if output in done:
             continue
         loc = location_of(output)
-        message = _fused(output, side, exponential)
+        message = _fused(output, side, exponential, memory)
         if message is None:
             continue
         done.add(output)
         yield Remark(SUBJECT, message, loc)
 
 
-def _fused_call(node: Node) -> str:
+def _fused_call(node: Node, memory: Memory) -> str:
     """Replace a call of attention; say what was done, or why not."""
     try:
         call = written_out(node)
@@ -65,7 +67,7 @@ def _fused_call(node: Node) -> str:
         return f"not fused: {refusal.reason}"
     reasons: list[str] = []
     for site in sites_of(call.output, 0)[:1]:
-        found = _try(site, reasons)
+        found = _try(site, reasons, memory)
         if found is not None:
             call.finish(*found)
             return f"fused: {_description(found[0])}"
@@ -73,7 +75,7 @@ def _fused_call(node: Node) -> str:
     return f"not fused: {reasons[0] if reasons else 'it is not understood'}"
 
 
-def _fused(output: Node, side: int, exponential: Node) -> str | None:
+def _fused(output: Node, side: int, exponential: Node, memory: Memory) -> str | None:
     """Replace one product of weights and values; say what was done, None for nothing to mention."""
     reasons: list[str] = []
     sites: list[Site] = []
@@ -82,43 +84,66 @@ def _fused(output: Node, side: int, exponential: Node) -> str | None:
         if not sites and kind_of(exponential) in NORMALIZING:
             raise without_scores(exponential)
         for site in sites:
-            found = _try(site, reasons)
+            found = _try(site, reasons, memory)
             if found is not None:
                 return f"fused: {_description(found[0])}"
     except Refusal as refusal:
         reasons.append(refusal.reason)
-    is_named = kind_of(exponential) in NORMALIZING or any(has_softmax(s.path) for s in sites)
+    is_named = kind_of(exponential) in NORMALIZING or any(is_softmax(s.path) for s in sites)
     return f"not fused: {reasons[0]}" if reasons and is_named else None
 
 
-def _try(site: Site, reasons: list[str]) -> tuple[Plan, Node] | None:
+def _try(site: Site, reasons: list[str], memory: Memory) -> tuple[Plan, Node] | None:
     """Replace a site if one of its plans works, and return both; note why others do not."""
     try:
         _check_place(site)
-    except Refusal as refusal:
-        reasons.append(refusal.reason)
+        key, nodes = structure_of(site, memory.writes)
+        known = memory.find(key)
+        if known is not None:
+            return _try_again(site, known, nodes, reasons, memory.writes)
+        known = Known(nodes)
+        found = _try_all(site, known, memory.writes)
+        memory.put(key, known)
+        reasons += known.reasons
+        return found
+    except Exception as error:  # a model must go on, whatever is wrong in here
+        reasons.append(_reason(error))
         return None
-    for plan in plans_for(site, _is_written):
+
+
+def _try_all(site: Site, known: Known, writes: Writes) -> tuple[Plan, Node] | None:
+    for plan in plans_for(site, writes):
         try:
             if isinstance(plan, Refusal):
                 raise plan
             _check_uses(site, plan)
-            return plan, _apply(site, plan)
+            operation = _apply(site, plan)
         except Refusal as refusal:
-            reasons.append(refusal.reason)
+            known.reasons.append(refusal.reason)
+            continue
+        known.plan = plan
+        return plan, operation
     return None
 
 
-def _is_written(node: Node) -> bool:
-    """Whether anything in the graph writes to the memory of a node."""
-    if node.op in ("placeholder", "get_attr"):
-        return False
-    return any(
-        may_share_memory(target, node)
-        for other in node.graph.nodes
-        for target in targets_of(other)
-        if tensor_of(target) is not None
-    )
+def _try_again(
+    site: Site, known: Known, nodes: Sequence[Node], reasons: list[str], writes: Writes
+) -> tuple[Plan, Node] | None:
+    """Do what was done at a site of the same structure, where it was checked."""
+    plan = None if known.plan is None else transferred(known.plan, known.nodes, nodes)
+    if plan is None:
+        if known.plan is not None:
+            return _try_all(site, Known(list(nodes)), writes)
+        reasons += known.reasons
+        return None
+    _check_uses(site, plan)
+    return plan, _apply(site, plan, is_checked=True)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, Refusal):
+        return error.reason
+    return f"it is not understood: {type(error).__name__}: {error}"
 
 
 def _check_place(site: Site) -> None:
@@ -186,7 +211,7 @@ def _is_only_returned(node: Node) -> bool:
     return True
 
 
-def _apply(site: Site, plan: Plan) -> Node:
+def _apply(site: Site, plan: Plan, *, is_checked: bool = False) -> Node:
     """Put the operator into the graph and return it; undo everything if that does not work."""
     insert = Inserter(site.output)
     early: Inserter | None = None
@@ -199,7 +224,8 @@ def _apply(site: Site, plan: Plan) -> Node:
         result, operation = substitute(plan, insert, site.output, noise)
         result = _laid_out(insert, result, site.output)
         _check_result(result, site.output)
-        _check_numbers(site, plan, insert, result, noise)
+        if not is_checked:
+            _check_numbers(site, plan, insert, result, noise)
     except Exception as error:  # whatever goes wrong, the graph must be what it was
         insert.undo()
         if early is not None:
@@ -248,7 +274,7 @@ def _check_small(site: Site, plan: Plan, computation: Computation) -> None:
 
 def _is_small_alike(small: Site, plan: Plan, lengths: Lengths, reasons: list[str]) -> bool:
     """Whether the same is made of a small version, and computes what it should."""
-    for found in plans_for(small, _is_written):
+    for found in plans_for(small, Writes(small.output.graph)):
         if isinstance(found, Refusal) or found.score != renamed(plan.score, lengths):
             continue
         if len(found.operands) != len(plan.operands) or found.zero_empty != plan.zero_empty:

@@ -131,9 +131,9 @@ def _dependent(inside: Sequence[Node], source: Node) -> list[Node]:
     return [node for node in inside if node in reached]
 
 
-def has_softmax(site: Sequence[Node]) -> bool:
-    """Whether a softmax that is called by its name is among nodes."""
-    return any(kind_of(node) in NORMALIZING for node in site)
+def is_softmax(nodes: Sequence[Node]) -> bool:
+    """Whether nodes are those of a softmax, by its name or by the sum that it needs."""
+    return any(kind_of(node) in NORMALIZING | {"sum", "logsumexp"} for node in nodes)
 
 
 def without_scores(exponential: Node) -> Refusal:

@@ -36,6 +36,30 @@ def targets_of(node: Node) -> list[Node]:
     return [item for item in dict.fromkeys(found) if tensor_of(item) is not None]
 
 
+class Writes:
+    """Tells which nodes of a graph lie in memory that something writes to."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.unknown = False
+        self.memory: set[int] = set()
+        for node in graph.nodes:
+            for target in targets_of(node):
+                value = tensor_of(target)
+                if value is None or is_transformed(value):
+                    self.unknown = True
+                else:
+                    self.memory.add(storage_identity(value))
+
+    def __call__(self, node: Node) -> bool:
+        """Whether anything may write to the memory of a node."""
+        value = tensor_of(node)
+        if value is None or not (self.memory or self.unknown):
+            return False
+        if self.unknown or is_transformed(value):
+            return True
+        return storage_identity(value) in self.memory
+
+
 def write_out_of_place(graph: torch.fx.Graph) -> bool:
     """Replace writes to intermediate tensors in a graph, in place; return whether there were any.
 
