@@ -109,17 +109,22 @@ def _graph(region: Region) -> Graph:
     return Graph("score", tuple(named.values()), tuple(ops), results)
 
 
+def symbols_of(region: Region) -> tuple[str, ...]:
+    """Return the names of all symbols that a region mentions, sorted."""
+    return tuple(sorted(_symbols(region.parameters, region.ops)))
+
+
 def _symbols_in_order(graph: Graph) -> list[str]:
     """Return the names of the symbols in the order in which the text of a graph mentions them."""
-    known = _symbols(graph)
+    known = _symbols(graph.inputs, graph.ops)
     found = _SIZE.findall(print_graph(graph, locations=False))
     return [name for name in dict.fromkeys(found) if name in known]
 
 
-def _symbols(graph: Graph) -> frozenset[str]:
+def _symbols(inputs: tuple[Value, ...], ops: tuple[Op, ...]) -> frozenset[str]:
     names: set[str] = set()
-    stack: list[Any] = [value.type for value in graph.inputs]
-    for op in graph.ops:
+    stack: list[Any] = [value.type for value in inputs]
+    for op in ops:
         stack += (getattr(op, name) for name in (*op.operand_fields, *op.attribute_fields))
         stack += (value.type for value in op.results)
     while stack:

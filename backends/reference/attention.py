@@ -18,9 +18,9 @@ from lynx.ir.call import Call
 from lynx.ir.dims import symbol
 from lynx.ir.ops.attention import Attention, AttentionBackward
 from lynx.ir.ops.fusion import Region
-from lynx.ir.score import is_plain
+from lynx.ir.score import is_plain, symbols_of
+from lynx.passes.attention.derivative import derivative_of
 
-from .fusion import region_symbols
 from .registry import means
 from .score import RowProgram, derivative_rows, evaluate_region, rows_of
 
@@ -219,7 +219,11 @@ class _Work:
 
     def add_to_keys(self, factors: torch.Tensor, rows: torch.Tensor, total: torch.Tensor) -> None:
         """Add sums of rows, one for each key, over all heads that share it."""
-        total += self._grouped(factors).transpose(2, 3) @ self._grouped(rows)
+        total += self.over_rows(factors, rows)
+
+    def over_rows(self, factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return sums of rows, one for each key, over all heads that share it."""
+        return self._grouped(factors).transpose(2, 3) @ self._grouped(rows)
 
     def of_dot(
         self,
@@ -311,10 +315,53 @@ def composite(
     return out, found.logarithms
 
 
+def composite_backward(
+    grad_out: torch.Tensor,
+    grad_lse: Optional,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    sink: Optional,
+    keep: Optional,
+    form: AttentionForm,
+    wanted: Sequence[bool],
+) -> list[torch.Tensor]:
+    """Return the gradients that are wanted, by way of all weights, so that autograd sees them."""
+    work = _Work(q, k, v, operands, sink, keep, form, {})
+    rows = slice(0, q.shape[2])
+    dot = work._grouped_product(q.to(work.dtype), work.k.transpose(2, 3))
+    scores = dot if form.score is None else evaluate_region(form.score, (dot, *operands))[0]
+    weights, of_logit, _ = work.softmax(scores, rows)
+    incoming = grad_out.to(work.dtype)
+    of_weights = work.kept(work.by_values(incoming), rows)
+    of_rows = -(of_weights * weights).sum(3, keepdim=True)
+    if grad_lse is not None:
+        of_rows = of_rows + grad_lse[..., None].to(work.dtype)
+    of_dot, others = (of_weights + of_rows) * weights, []
+    if form.score is not None:
+        derivative = derivative_of(form.score, tuple(n for n, w in enumerate(wanted[4:]) if w))
+        of_dot, *others = evaluate_region(derivative, (dot, *operands, of_dot))
+    found: list[torch.Tensor] = []
+    if wanted[0]:
+        found.append(work.by_keys(of_dot))
+    if wanted[1]:
+        found.append(work.over_rows(of_dot, q.to(work.dtype)))
+    if wanted[2]:
+        found.append(work.over_rows(work.kept(weights, rows), incoming))
+    if wanted[3]:
+        assert sink is not None
+        assert of_logit is not None
+        found.append((of_logit * of_rows)[..., 0].sum_to_size(sink.shape))
+    given = (q, k, v, sink, *operands)
+    sources = [x for x, want in zip(given, wanted, strict=True) if want and x is not None]
+    return [g.to(x.dtype) for g, x in zip((*found, *others), sources, strict=True)]
+
+
 @means(Attention)
 def attention(op: Attention) -> Call:
     """Attend to some rows at a time."""
-    names = () if op.score is None else region_symbols(op.score)
+    names = () if op.score is None else symbols_of(op.score)
     form = AttentionForm(op.score, op.keep_scale, op.zero_empty)
     sizes = tuple(symbol(name) for name in names)
     arguments = (op.q, op.k, op.v, op.inputs, op.sink, op.keep, sizes)
@@ -325,7 +372,7 @@ def attention(op: Attention) -> Call:
 @means(AttentionBackward)
 def attention_backward(op: AttentionBackward) -> Call:
     """Differentiate some rows at a time."""
-    names = () if op.score is None else region_symbols(op.score)
+    names = () if op.score is None else symbols_of(op.score)
     form = AttentionForm(op.score, op.keep_scale, op.zero_empty)
     sizes = tuple(symbol(name) for name in names)
     incoming = (op.grad_out, op.grad_lse)

@@ -25,6 +25,7 @@ from lynx.backends.reference.attention import (
     attend,
     attend_backward,
     composite,
+    composite_backward,
     computing_dtype,
     empty_output,
 )
@@ -231,8 +232,10 @@ def _by_composite(
 ) -> list[Optional]:
     """Return gradients as autograd computes them, holding all weights; None of what wants none."""
     *operands, keep, form = given
-    q, k, v, sink, *others = operands
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
+        operands = list(map(_alias, operands))
+        q, k, v, sink, *others = operands
         pairs = [
             (r, g)
             for r, g in zip(composite(q, k, v, others, sink, keep, form), incoming, strict=True)
@@ -242,11 +245,16 @@ def _by_composite(
             [result for result, _ in pairs],
             [source for source, want in zip(operands, wanted, strict=True) if want],
             [gradient.to(result.dtype) for result, gradient in pairs],
-            create_graph=True,
+            create_graph=again,
             allow_unused=True,
             materialize_grads=True,
         )
     return _placed(found, wanted)
+
+
+def _alias(operand: Optional) -> Optional:
+    """Return the same for autograd to stop at: operands may be computed of each other."""
+    return operand.view_as(operand) if operand is not None and operand.requires_grad else operand
 
 
 def _differentiate_function(ctx: Any, *grads: Optional) -> tuple[Any, ...]:
@@ -293,27 +301,38 @@ def _differentiate_twice(
     """Return gradients of grad_out, grad_lse, q, k, v, the sink, and operands, by eager's way."""
     grad_out, grad_lse, q, k, v, sink, keep, *operands = ctx.saved_tensors
     sources = (grad_out, grad_lse, q, k, v, sink, *operands)
-    chosen = _placed(range(len(grads)), ctx.wanted)  # type: ignore[arg-type]  # positions
-    of_first = [None if place is None else grads[place] for place in chosen]
-    asked = [gradient is not None for gradient in of_first]
-    if not any(asked):
+    given = [(place, g) for place, g in enumerate(grads) if g is not None]
+    places = [n for n, need in enumerate(needed) if need and sources[n] is not None]
+    if not given or not places:
         return [None] * len(sources)
-    score, sizes, keep_scale, zero_empty = ctx.form
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
-        form = _form(score, sizes, keep_scale, zero_empty)
-        operands = [_tracked(x, sources) for x in sources[2:]]
-        of_sources = _by_composite((*operands, keep, form), (grad_out, grad_lse), asked)
-        inner = [gradient for gradient in of_sources if gradient is not None]
-        places = [n for n, need in enumerate(needed) if need and sources[n] is not None]
+        sources = tuple(map(_alias, sources))
+        first = _gradients_once_more(ctx, sources, keep)
         outer = torch.autograd.grad(
-            inner,
+            [first[place] for place, _ in given],
             [sources[n] for n in places],
-            [gradient for gradient in of_first if gradient is not None],
-            create_graph=True,
+            [gradient for _, gradient in given],
+            create_graph=again,
             allow_unused=True,
         )
     found = dict(zip(places, outer, strict=True))
     return [found.get(n) for n in range(len(sources))]
+
+
+def _gradients_once_more(
+    ctx: Any, sources: Sequence[Optional], keep: Optional
+) -> Sequence[torch.Tensor]:
+    """Return the gradients that are wanted, in operators that autograd knows."""
+    grad_out, grad_lse, q, k, v, sink, *operands = sources
+    form, wanted = _form(*ctx.form), ctx.wanted
+    chosen = tuple(n for n, want in enumerate(wanted[4:]) if want)
+    if not ctx.form[0] or _has_derivative(ctx.form[0], chosen):
+        given = (grad_out, grad_lse, q, k, v, operands, sink, keep)
+        return composite_backward(*given, form, wanted)
+    tracked = [_tracked(x, sources) for x in sources[2:]]
+    found = _by_composite((*tracked, keep, form), (grad_out, grad_lse), wanted)
+    return [gradient for gradient in found if gradient is not None]
 
 
 def _tracked(operand: Optional, sources: Sequence[Optional]) -> Optional:
