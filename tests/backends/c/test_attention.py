@@ -43,54 +43,79 @@ def is_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> N
     )
 
 
-def check(example: Example, *, backward: bool = True, loose: float = 1.0) -> None:
-    """Run an example both ways, and compare all results."""
-    q, k, v = example.tensors()
-    out, lse = results(example)
-    memory = Memory()
-    forward = forward_call(example, memory, q, k, v, out, lse)
-    verify_kernel(forward.score)
-    calls: list[Any] = [forward]
-    generator = torch.Generator().manual_seed(3)
-    grad_out = torch.randn(out.shape, generator=generator).to(out.dtype)
-    grad_lse = torch.randn(lse.shape, generator=generator).to(lse.dtype)
-    found = gradients_of(example, q, k, v) if backward else Gradients()
-    if backward:
-        calls.append(backward_call(example, memory, forward, grad_out, grad_lse, found))
-        verify_kernel(calls[1].derivative)
-    segment = Segment("attention", tuple(calls), len(memory.tensors), ())
-    (function,) = compile_segments((segment,))
-    memory.again(function)
-    expected, logarithms = example.reference(q, k, v)
-    tolerance = TOLERANCE[example.dtype] * loose
-    is_close(out, expected, tolerance)
-    is_close(lse, logarithms, TOLERANCE[example.real] * loose)
-    if backward:
-        for name, grad in reference_gradients(example, q, k, v, grad_out, grad_lse).items():
-            own = TOLERANCE[F32] if name.startswith("x") and example.dtype is torch.float64 else 0
-            is_close(found.all()[name], grad, max(3 * tolerance, 3 * own))
+@dataclasses.dataclass
+class Run:
+    """An example with its memory, and what its calls have to give."""
+
+    example: Example
+    backward: bool
+    memory: Memory = dataclasses.field(default_factory=Memory)
+    found: Gradients = dataclasses.field(default_factory=Gradients)
+
+    def __post_init__(self) -> None:
+        example = self.example
+        self.operands = example.tensors()
+        self.out, self.lse = results(example)
+        forward = forward_call(example, self.memory, *self.operands, self.out, self.lse)
+        self.calls: list[Any] = [forward]
+        generator = torch.Generator().manual_seed(3)
+        self.grad_out = torch.randn(self.out.shape, generator=generator).to(self.out.dtype)
+        self.grad_lse = torch.randn(self.lse.shape, generator=generator).to(self.lse.dtype)
+        verify_kernel(forward.score)
+        if self.backward:
+            self.found = gradients_of(example, *self.operands)
+            grads = (self.grad_out, self.grad_lse)
+            call = backward_call(example, self.memory, forward, *grads, self.found)
+            verify_kernel(call.derivative)
+            self.calls.append(call)
+
+    def segment(self) -> Segment:
+        return Segment("attention", tuple(self.calls), len(self.memory.tensors), ())
+
+    def compare(self, loose: float) -> None:
+        example = self.example
+        expected, logarithms = example.reference(*self.operands)
+        tolerance = TOLERANCE[example.dtype] * loose
+        is_close(self.out, expected, tolerance)
+        is_close(self.lse, logarithms, TOLERANCE[example.real] * loose)
+        if not self.backward:
+            return
+        grads = (self.grad_out, self.grad_lse)
+        for name, grad in reference_gradients(example, *self.operands, *grads).items():
+            # The reference gives gradients of operands in their own type.
+            own = TOLERANCE[F32] if name.startswith("x") else 0.0
+            is_close(self.found.all()[name], grad, 3 * max(tolerance, own))
+
+
+def check(*examples: Example, backward: bool = True, loose: float = 1.0) -> None:
+    """Compile examples together, run them both ways, and compare all results."""
+    runs = [Run(example, backward) for example in examples]
+    functions = compile_segments(tuple(run.segment() for run in runs))
+    for run, function in zip(runs, functions, strict=True):
+        run.memory.again(function)
+        run.compare(loose)
+
+
+SEVERAL = (2, 4, 2, 110, 300, 8, 12)
+"""Several blocks of queries and tiles of keys."""
+
+
+LOOSE = {"slopes": 30.0, "additive_1e4": 1000.0, "hidden_rows_with_1e4": 100.0}
+"""Large numbers in scores take digits from the rest, of the reference too."""
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_score_functions(name: str) -> None:
-    check(ALL[name](), loose=10.0 if name == "slopes" else 1.0)
+    check(ALL[name](sizes=SEVERAL), loose=LOOSE.get(name, 3.0))
 
 
-LARGE = (1, 2, 1, 300, 700, 8, 8)
-"""Several blocks of queries and tiles of keys."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["scaled", "causal", "causal_from_the_end", "window", "hidden_rows_with_least", "prefix",
-     "documents", "lengths", "additive", "bias_b11k", "bias_1111"],
-)  # fmt: skip
-def test_several_tiles(name: str) -> None:
-    check(ALL[name](sizes=LARGE), loose=3.0)
+@pytest.mark.parametrize("name", ["hidden_rows_with_least", "bias_b11k"])
+def test_many_tiles(name: str) -> None:
+    check(ALL[name](sizes=(1, 2, 1, 300, 1100, 8, 8)), loose=3.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["causal", "bias_1hqk", "softcap"])
+@pytest.mark.parametrize("name", ["causal", "bias_1hqk"])
 def test_types(name: str, dtype: torch.dtype) -> None:
     check(ALL[name](dtype=dtype))
 
@@ -98,29 +123,31 @@ def test_types(name: str, dtype: torch.dtype) -> None:
 SIZES = [
     (1, 1, 1, 1, 1, 1, 1), (1, 2, 2, 5, 3, 3, 80), (2, 3, 1, 1, 600, 7, 5),
     (1, 1, 1, 700, 1, 64, 64), (1, 4, 1, 97, 257, 96, 33), (1, 2, 1, 200, 530, 128, 128),
-    (3, 6, 2, 49, 49, 32, 32), (1, 1, 1, 3, 0, 4, 4), (0, 1, 1, 3, 2, 4, 4),
+    (3, 6, 2, 49, 49, 32, 32), (1, 1, 1, 3, 0, 4, 4), (0, 1, 1, 3, 2, 4, 4), (1, 2, 2, 0, 3, 4, 4),
+    (1, 2, 1, 3, 4, 0, 4), (1, 2, 1, 3, 4, 4, 0),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("name", ["scaled", "causal_from_the_end"])
-def test_sizes(name: str, sizes: Any) -> None:
-    check(ALL[name](sizes=sizes), backward=sizes[4] > 0, loose=10.0)
+@pytest.mark.parametrize("name", ["scaled", "causal"])
+def test_sizes(name: str) -> None:
+    check(*(ALL[name](sizes=sizes) for sizes in SIZES), loose=10.0)
 
 
-@pytest.mark.parametrize("layout", [(0, 1, 2, 3), (3, 2, 1, 0), (0, 1, 3, 2), (2, 0, 1, 3)])
-def test_layouts(layout: Any) -> None:
-    check(ALL["causal"](layout=layout))
+LAYOUTS = [(0, 1, 2, 3), (3, 2, 1, 0), (0, 1, 3, 2), (2, 0, 1, 3)]
+
+
+def test_layouts() -> None:
+    check(*(ALL["causal"](layout=layout) for layout in LAYOUTS))
 
 
 SINKS = [(1, 4, 1), (2, 1, 70), (1, 1, 1), (2, 4, 70)]
 
 
-@pytest.mark.parametrize("shape", SINKS)
 @pytest.mark.parametrize("name", ["plain", "hidden_rows", "hidden_rows_with_least"])
-def test_sinks(name: str, shape: Any) -> None:
-    sink = torch.randn(shape, generator=torch.Generator().manual_seed(8))
-    check(ALL[name](sink=sink), loose=3.0)
+def test_sinks(name: str) -> None:
+    generator = torch.Generator().manual_seed(8)
+    sinks = [torch.randn(shape, generator=generator) for shape in SINKS]
+    check(*(ALL[name](sink=sink) for sink in sinks), loose=3.0)
 
 
 @pytest.mark.parametrize("name", ["causal", "bias_b11k", "softcap"])
