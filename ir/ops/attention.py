@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lynx.ir.core import Op, Value
-from lynx.ir.dims import Dim
+from lynx.ir.dims import Dim, may_equal
 from lynx.ir.space import FactorKind, IndexMap, IterationSpace
 from lynx.ir.types import DType, TensorType, is_same_type
 
@@ -100,8 +100,13 @@ class Attending(Op):
             if self.keep.tensor_type.dtype is not DType.BOOL:
                 raise self.error("bad-dtype", f"keeps where {self.keep.type} is true")
         if self.sink is not None:
-            full = broadcast_shapes(self, [self.sink.shape, (batch, heads, queries)])
-            if len(full) != 3 or not self.sink.tensor_type.dtype.is_floating:
+            row = (batch, heads, queries)
+            full = broadcast_shapes(self, [self.sink.shape, row])
+            if (
+                len(full) != 3
+                or not all(map(may_equal, full, row))
+                or not self.sink.tensor_type.dtype.is_floating
+            ):
                 raise self.error("shape-mismatch", f"has the sink {self.sink.type}")
         self._check_score()
 
