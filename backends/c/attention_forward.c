@@ -160,6 +160,125 @@ static void OWN(attend)(const struct step *step, i64 chunk, char *local) {
   }
 }
 
+/* The products of a query with some keys, whose numbers are neighbours. */
+INLINE void OWN(few_products)(i64 n, i64 depth, const real *restrict q, const element *restrict k,
+                              i64 step, real *restrict s) {
+  i64 j = 0;
+  for (; j + 4 <= n; j += 4, k += 4 * step) {
+    real a = 0, b = 0, c = 0, d = 0;
+    _Pragma("omp simd reduction(+:a, b, c, d)")
+    for (i64 i = 0; i < depth; i++) {
+      a += q[i] * load_element(k[i]);
+      b += q[i] * load_element(k[step + i]);
+      c += q[i] * load_element(k[2 * step + i]);
+      d += q[i] * load_element(k[3 * step + i]);
+    }
+    s[j] = a;
+    s[j + 1] = b;
+    s[j + 2] = c;
+    s[j + 3] = d;
+  }
+  for (; j < n; j++, k += step) {
+    real sum = 0;
+    _Pragma("omp simd reduction(+:sum)")
+    for (i64 i = 0; i < depth; i++) sum += q[i] * load_element(k[i]);
+    s[j] = sum;
+  }
+}
+
+/* Adds values times weights, four at a time. */
+INLINE void OWN(few_values)(i64 n, i64 depth, const real *restrict s, const element *restrict v,
+                            i64 step, real *restrict sums) {
+  i64 j = 0;
+  for (; j + 4 <= n; j += 4, v += 4 * step)
+    _Pragma("omp simd")
+    for (i64 i = 0; i < depth; i++)
+      sums[i] += s[j] * load_element(v[i]) + s[j + 1] * load_element(v[step + i]) +
+                 s[j + 2] * load_element(v[2 * step + i]) + s[j + 3] * load_element(v[3 * step + i]);
+  for (; j < n; j++, v += step)
+    _Pragma("omp simd")
+    for (i64 i = 0; i < depth; i++) sums[i] += s[j] * load_element(v[i]);
+}
+
+/* Few queries read keys and values where they lie. A unit is a part of the keys of a head; what it
+   finds for each query is a row of sums, its largest score and its total. */
+static void OWN(attend_few)(const struct step *step, i64 chunk, char *local) {
+  const struct attention *x = step->p[0];
+  const i64 groups = x->heads / x->kv_heads, count = groups * x->queries, width = x->padded_depth + COLUMNS;
+  real *tile = (real *)(((u64)local + 63) & ~63ULL), *q = tile + PITCH;
+  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain);
+       unit++) {
+    const i64 part = unit % x->parts, pair = unit / x->parts, b = pair / x->kv_heads, shared = pair % x->kv_heads;
+    const element *k = (const element *)x->k.data + b * x->k.step[0] + shared * x->k.step[1];
+    const element *v = (const element *)x->v.data + b * x->v.step[0] + shared * x->v.step[1];
+    const i64 first = part * x->part_keys, last = lynx_min(x->keys, first + x->part_keys);
+    for (i64 at = 0; at < count; at++) {
+      const i64 h = shared * groups + at / x->queries, query = at % x->queries;
+      const element *from = (const element *)x->q.data + b * x->q.step[0] + h * x->q.step[1] + query * x->q.step[2];
+      for (i64 i = 0; i < x->depth; i++) q[i] = load_element(from[i * x->q.step[3]]) * (real)PRESCALE;
+      real *sums = (real *)x->packs + (unit * count + at) * width;
+      struct OWN(work) w = {.tile = tile, .sums = sums, .most = sums + x->padded_depth,
+                            .total = sums + x->padded_depth + 1};
+      TYPED(clear)(width, sums);
+      w.most[0] = -INFINITE;
+      i64 low = first, high = last, inside_low = 0, inside_high = 0;
+      if (HAS_SKIPS && SKIPPED_BELOW == -INFINITE)
+        OWN(bounds)(x, b, h, query, query + 1, &low, &high, &inside_low, &inside_high);
+      low = lynx_max(low, first);
+      high = lynx_min(high, last);
+      for (i64 k0 = low, n; k0 < high; k0 += n) {
+        n = lynx_min(TILE_KEYS, high - k0);
+        OWN(few_products)(n, x->depth, q, k + k0 * x->k.step[2], x->k.step[2], tile);
+        OWN(take_tile)(x, w, b, h, query, 1, k0, n, 0);
+        OWN(few_values)(n, x->value_depth, tile, v + k0 * x->v.step[2], x->v.step[2], sums);
+      }
+    }
+  }
+}
+
+/* Brings the parts of each query together, in their order. */
+static void OWN(finish_few)(const struct step *step, i64 chunk, char *local) {
+  const struct attention *x = step->p[0];
+  const i64 groups = x->heads / x->kv_heads, count = groups * x->queries, width = x->padded_depth + COLUMNS;
+  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain);
+       unit++) {
+    const i64 pair = unit / count, at = unit % count;
+    real *sums = (real *)x->packs + (pair * x->parts * count + at) * width;
+    struct OWN(work) w = {.sums = sums, .most = sums + x->padded_depth, .total = sums + x->padded_depth + 1};
+    for (i64 part = 1; part < x->parts; part++) {
+      const real *other = sums + part * count * width;
+      const real here = other[x->padded_depth], before = w.most[0];
+      const real most = here > before ? here : before, from = most == -INFINITE ? 0 : most;
+      const real old = TYPED(row_factor)(before, from), new = TYPED(row_factor)(here, from);
+      w.most[0] = most;
+      w.total[0] = w.total[0] * old + other[x->padded_depth + 1] * new;
+      for (i64 i = 0; i < x->value_depth; i++) sums[i] = sums[i] * old + other[i] * new;
+    }
+    OWN(finish_row)(x, w, 0, pair / x->kv_heads, pair % x->kv_heads * groups + at / x->queries,
+                    at % x->queries);
+  }
+}
+
+/* Runs it all for few queries a head of keys, so that packs would not pay. */
+static i64 OWN(run_few)(struct attention *x, i64 pairs, i64 count) {
+  x->parts = lynx_max(1, lynx_min((x->keys + 511) / 512, (16 + pairs - 1) / pairs));
+  x->part_keys = (x->keys + x->parts - 1) / x->parts;
+  const i64 width = x->padded_depth + COLUMNS, local = (PITCH + x->depth) * (i64)sizeof(real) + 64;
+  const i64 size = pairs * x->parts * count * width * (i64)sizeof(real);
+  char *memory = x->take(size + local + 2 * (i64)sizeof(struct step) + 256);
+  if (!memory) return 0;
+  struct step *steps = (struct step *)(((u64)memory + 63) & ~63ULL);
+  x->packs = (char *)(((u64)(steps + 2) + 63) & ~63ULL);
+  void *const arguments[] = {x};
+  const i64 depths = x->depth + x->value_depth;
+  plan_step(&steps[0], OWN(attend_few), arguments, 0, pairs * x->parts,
+            count * x->part_keys * (100 * depths + 3000), local, 0);
+  plan_step(&steps[1], OWN(finish_few), arguments, 0, pairs * count, x->parts * x->value_depth * 500, 0, 1);
+  x->run(steps, 2, x->packs + size);
+  x->give(memory);
+  return 1;
+}
+
 /* Runs it all, some heads after the other, so that the packs of a few are in memory at a time.
    Returns whether there was memory. */
 i64 OWN(attention)(struct attention *x) {
@@ -167,6 +286,8 @@ i64 OWN(attention)(struct attention *x) {
   if (pairs <= 0 || groups <= 0 || x->queries <= 0) return 1;
   x->padded_depth = (x->value_depth + COLUMNS - 1) / COLUMNS * COLUMNS;
   x->padded_keys = (x->keys + COLUMNS - 1) / COLUMNS * COLUMNS;
+  if (groups * x->queries <= (x->queries == 1 ? 2 * FEW_ROWS : FEW_ROWS) && x->k.step[3] == 1 && x->v.step[3] == 1)
+    return OWN(run_few)(x, pairs, groups * x->queries);
   x->blocks = (x->queries + BLOCK_ROWS - 1) / BLOCK_ROWS;
   /* Blocks of equal size, of whole micro-kernels. */
   x->block_rows = ((x->queries + x->blocks - 1) / x->blocks + ROWS - 1) / ROWS * ROWS;

@@ -133,6 +133,13 @@ def test_sizes(name: str) -> None:
     check(*(ALL[name](sizes=sizes) for sizes in SIZES), loose=10.0)
 
 
+@pytest.mark.parametrize("name", ["causal_from_the_end", "additive", "hidden_rows_with_least"])
+def test_few_queries(name: str) -> None:
+    """Decoding reads keys where they lie, in several parts; heads that share keys are together."""
+    few = [(1, 4, 1, 1, 1500, 24, 20), (3, 2, 2, 3, 700, 16, 16), (2, 8, 8, 1, 40, 7, 9)]
+    check(*(ALL[name](sizes=sizes) for sizes in few), backward=False, loose=3.0)
+
+
 LAYOUTS = [(0, 1, 2, 3), (3, 2, 1, 0), (0, 1, 3, 2), (2, 0, 1, 3)]
 
 
