@@ -158,14 +158,24 @@ def cumulative_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).softmax(-1).cumsum(-1) @ v
 
 
-@miss("writes to memory")
+def without_gradients(batch: int, length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(x.detach() for x in heads(batch, length, dtype))
+
+
+@miss("writes to memory", without_gradients)
 def keys_change_before_the_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    k, v = k * 1.0, v * 1.0
-    kept = k.view(-1)
+    k = k * 1.0
     weights = (q @ k.mT).softmax(-1)
-    with torch.no_grad():
-        kept.add_(1.0)
-    return weights.detach() @ v if False else (weights.clone() @ v + k.sum())
+    k.view(-1).add_(1.0)
+    return weights @ v + k.sum()
+
+
+@miss("changes what others may look at", without_gradients)
+def scores_change_under_a_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    first = scores[:, :1]
+    scores.mul_(2.0)
+    return scores.softmax(-1) @ v + first.sum()
 
 
 @miss("")

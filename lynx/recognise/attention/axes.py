@@ -18,6 +18,7 @@ from lynx.ir.ops.fusion import Region
 from lynx.ir.types import DType, TensorType
 from lynx.passes.fusion.coordinates import Coordinates
 from lynx.passes.fusion.emit import Emission, Emitter, Want, why_not
+from lynx.passes.fusion.emit_elementwise import aligned
 from lynx.passes.fusion.naming import AxisNames
 from lynx.passes.fusion.sizes import exact_quotient
 from lynx.recognise.nodes import Refusal
@@ -72,9 +73,19 @@ class Tracker(Emitter):
         op = want.value.op
         assert op is not None
         reason = why_not(op)
+        if reason and op.is_elementwise:
+            return self._each_operand(want)
         if reason:
             raise Refusal(f"'{op.name}' {reason}")
         return super()._begin(want)
+
+    def _each_operand(self, want: Want) -> Emission:
+        """Read what an element of an elementwise op depends on, whatever it computes of that."""
+        found: list[Scalar] = []
+        assert want.value.op is not None
+        for operand in want.value.op.operands:
+            found.append((yield Want(operand, aligned(want.at, operand), want.mask)))
+        return (found[0],)
 
 
 def along_axis(name: str) -> Index:

@@ -161,16 +161,20 @@ def _check_place(site: Site) -> None:
     while node is not site.output:
         if changes_grad_mode(node):
             raise Refusal(f"'{node}' lies between the two products")
-        if node in inside and targets_of(node):
+        if any(may_share_memory(t, n) for t in targets_of(node) for n in inside if _is_dense(n)):
             raise Refusal(f"'{node}' changes what others may look at")
         node = node.next
+
+
+def _is_dense(node: Node) -> bool:
+    return tensor_of(node) is not None
 
 
 def _check_uses(site: Site, plan: Plan) -> None:
     """Check that operands are what they were, and that no gradient flows from elsewhere."""
     sources = [plan.q.node, plan.k.node, plan.v.node, *plan.operands]
     sources += [p.node for p in (plan.sink, plan.keep) if hasattr(p, "node")]
-    node = min((site.scores, *site.path), key=_place_in(site.output.graph)).next
+    node, *_ = closure(site.output, sources)[0]
     while node is not site.output:
         for target in targets_of(node):
             if any(tensor_of(s) is not None and may_share_memory(target, s) for s in sources):
@@ -184,11 +188,6 @@ def _check_uses(site: Site, plan: Plan) -> None:
                 continue
             if not _is_only_returned(user):
                 raise Refusal(f"'{item}' is also used by '{user}', with gradients")
-
-
-def _place_in(graph: torch.fx.Graph) -> Any:
-    places = {node: n for n, node in enumerate(graph.nodes)}
-    return places.__getitem__
 
 
 def _is_only_returned(node: Node) -> bool:

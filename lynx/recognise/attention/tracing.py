@@ -93,6 +93,8 @@ class Replay:
                 return self.drop(node, given[0])
             if self.keeps_precision and kind_of(node) in CASTS:
                 return self._converted(node, given, named)
+            if self.keeps_precision and named.get("dtype") is not None:
+                named = _without_rounding(given[0], named)
         return called(node, given, named)
 
     def _converted(self, node: Node, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -100,6 +102,14 @@ class Replay:
         if not value.is_floating_point() or not wanted.is_floating_point:
             return called(node, given, named)
         return value if wanted.itemsize <= value.dtype.itemsize else value.to(wanted)
+
+
+def _without_rounding(value: torch.Tensor, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of a call that converts first, but not to less precision."""
+    dtype = named["dtype"]
+    if dtype.is_floating_point and dtype.itemsize <= value.dtype.itemsize:
+        return {name: item for name, item in named.items() if name != "dtype"}
+    return named
 
 
 def called(node: Node, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
