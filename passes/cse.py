@@ -65,10 +65,11 @@ def has_undefined_contents(op: Op) -> bool:
 def key_of(op: Op) -> Hashable:
     """Return what two ops must share to compute the same; locations and reasons do not count."""
     fields = (*op.operand_fields, *op.attribute_fields)
+    regions = [_region_key(op, region) for region in op.regions.values()]
     return (
         type(op),
         *(_key(getattr(op, name)) for name in fields if name != "reason"),
-        *(_region_key(op, region) for region in op.regions.values()),
+        tuple(regions),
     )
 
 

@@ -164,7 +164,7 @@ class _Work:
             yield slice(start, min(start + fitting, self.queries))
 
     def _is_all(self, rows: slice) -> bool:
-        return rows.start == 0 and rows.stop == self.queries
+        return bool(rows.start == 0 and rows.stop == self.queries)
 
     def scores(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the products of some queries with all keys, and their scores."""
@@ -385,8 +385,9 @@ def attention_backward(op: AttentionBackward) -> Call:
 def _attend(
     form: AttentionForm, names: tuple[str, ...], *arguments: Any, **out: torch.Tensor
 ) -> Any:
-    *operands, sizes = arguments
-    return attend(*operands, form, dict(zip(names, sizes, strict=True)), **out)
+    q, k, v, inputs, sink, keep, sizes = arguments
+    symbols = dict(zip(names, sizes, strict=True))
+    return attend(q, k, v, inputs, sink, keep, form, symbols, out.get("out"), out.get("lse"))
 
 
 def _attend_backward(
@@ -396,8 +397,10 @@ def _attend_backward(
     *arguments: Any,
     **outs: torch.Tensor,
 ) -> Any:
-    *operands, sizes = arguments
-    found = attend_backward(*operands, form, wanted, dict(zip(names, sizes, strict=True)))
+    grad_out, grad_lse, q, k, v, inputs, sink, keep, sizes = arguments
+    symbols = dict(zip(names, sizes, strict=True))
+    operands = (q, k, v, inputs, sink, keep)
+    found = attend_backward(grad_out, grad_lse, *operands, form, wanted, symbols)
     if outs:
         found = [out.copy_(item) for out, item in zip(outs.values(), found, strict=True)]
     return found[0] if len(found) == 1 else tuple(found)

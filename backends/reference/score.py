@@ -44,8 +44,8 @@ class RowProgram:
         cut = dict.fromkeys(rowwise, _ROWS)
         part = part_of(region, cut, symbol(_START), symbol(_COUNT))
         self.part = None if isinstance(part, CannotCut) or part.results[0] != _ROWS else part
-        whole: tuple[How, ...] = ("whole",) * len(region.results)
-        self.results = whole if self.part is None else self.part.results
+        whole: tuple[How, ...] = tuple("whole" for _ in region.results)
+        self.results: tuple[How, ...] = whole if self.part is None else self.part.results
 
     def run(
         self,

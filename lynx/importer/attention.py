@@ -30,7 +30,7 @@ def attention(
 ) -> Imported:
     """Attend with the score function that the text describes."""
     score, keep_scale, zero_empty = _read(*form)
-    inputs = operands if score is not None else ()
+    inputs = list(operands) if score is not None else []
     q, k, v, *inputs = _fitted(context, score, q, k, v, *inputs)
     operation = Attention(q, k, v, tuple(inputs), sink, keep, score, keep_scale, zero_empty)
     return _as_traced(context, context.add(operation))
@@ -56,7 +56,7 @@ def attention_backward(
     score, keep_scale, zero_empty = _read(*described)
     if score is None and any(wanted[4:]):
         return Decline("gradients of operands that no score function takes")
-    inputs = operands if score is not None else ()
+    inputs = list(operands) if score is not None else []
     q, k, v, *inputs = _fitted(context, score, q, k, v, *inputs)
     given = (grad_out, grad_lse, output, lse)
     asked = tuple(wanted[: 4 + len(inputs)])
@@ -95,8 +95,8 @@ def _as_traced(context: Context, values: tuple[Value, ...]) -> tuple[Value, ...]
     """Return results with the sizes that fake tensors had."""
     fitted: list[Value] = []
     for value, type_ in zip(values, context.types, strict=True):
-        is_tensor = isinstance(type_, TensorType)
-        fitted.append(_fit(context, value, type_.shape) if is_tensor else value)
+        assert isinstance(type_, TensorType), type_
+        fitted.append(_fit(context, value, type_.shape))
     return tuple(fitted)
 
 

@@ -321,7 +321,7 @@ def _differentiate_twice(
 
 
 def _gradients_once_more(
-    ctx: Any, sources: Sequence[Optional], keep: Optional
+    ctx: Any, sources: Sequence[Any], keep: Optional
 ) -> Sequence[torch.Tensor]:
     """Return the gradients that are wanted, in operators that autograd knows."""
     grad_out, grad_lse, q, k, v, sink, *operands = sources

@@ -148,7 +148,7 @@ class _Expansion:
         """Return weights, or their gradients, after dropout."""
         if self.op.keep is None:
             return weights
-        scale = self.op.keep_scale  # type: ignore[attr-defined]  # both ops have it
+        scale: float = self.op.keep_scale  # type: ignore[attr-defined]  # both ops have it
         return weights * Number(Cast(self.op.keep, self.dtype).out) * scale
 
 
