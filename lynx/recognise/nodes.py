@@ -23,6 +23,9 @@ from lynx.compat import (
 Node = torch.fx.Node
 Size = int | torch.SymInt
 
+_PURE = ("and_", "or_", "not_", "is_")
+"""Functions of `operator` whose names end as those of operations in place do."""
+
 _META = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 
@@ -97,7 +100,7 @@ def written_by(node: Node) -> list[Node]:
     """Return the tensors that a node writes to, by what it is called and given."""
     name = name_of(node) or str(getattr(node.target, "__name__", ""))
     items: list[Any] = [node.kwargs.get("out")]
-    in_place = name.endswith("_") and not name.endswith("__")
+    in_place = name.endswith("_") and not name.endswith("__") and name not in _PURE
     if in_place or name in ("setitem", "iadd", "isub", "imul", "itruediv"):
         items += node.args[:1]
     elif node.kwargs.get("inplace"):

@@ -16,6 +16,7 @@ from lynx.recognise.nodes import (
     Node,
     Refusal,
     changes_grad_mode,
+    fold_sizes,
     is_same_shape,
     may_share_memory,
     tensor_of,
@@ -43,6 +44,7 @@ def fuse_attention(graph: torch.fx.Graph) -> Iterator[Remark]:
     if not calls and not any(kind_of(node) in EXPONENTIALS for node in graph.nodes):
         return
     write_out_of_place(graph)
+    fold_sizes(graph)
     memory = Memory(Writes(graph))
     for node in calls:
         loc = location_of(node)
@@ -184,10 +186,16 @@ def _check_uses(site: Site, plan: Plan) -> None:
     for item in (site.scores, *site.path):
         value = tensor_of(item)
         for user in item.users:
-            if user in inside or value is None or not value.requires_grad:
+            if user in inside or value is None or not value.requires_grad or _is_number(user):
                 continue
             if not _is_only_returned(user):
                 raise Refusal(f"'{item}' is also used by '{user}', with gradients")
+
+
+def _is_number(node: Node) -> bool:
+    """Whether a node is a number, as sizes are."""
+    value = node.meta.get("example_value")
+    return isinstance(value, int | float | torch.SymInt | torch.SymFloat | torch.Size)
 
 
 def _is_only_returned(node: Node) -> bool:

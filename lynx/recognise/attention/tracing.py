@@ -27,6 +27,9 @@ from .vocabulary import CASTS, DROPOUTS, kind_of
 
 _CLEAN = "canonicalize,cse,dce"
 
+_FULL = 4
+"""The bytes of an element of which no precision is left out."""
+
 
 @dataclass
 class Trace:
@@ -101,13 +104,13 @@ class Replay:
         value, wanted = given[0], node.meta["example_value"].dtype
         if not value.is_floating_point() or not wanted.is_floating_point:
             return called(node, given, named)
-        return value if wanted.itemsize <= value.dtype.itemsize else value.to(wanted)
+        return value if wanted.itemsize < _FULL else value.to(wanted)
 
 
 def _without_rounding(value: torch.Tensor, named: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of a call that converts first, but not to less precision."""
     dtype = named["dtype"]
-    if dtype.is_floating_point and dtype.itemsize <= value.dtype.itemsize:
+    if dtype.is_floating_point and value.is_floating_point() and dtype.itemsize < _FULL:
         return {name: item for name, item in named.items() if name != "dtype"}
     return named
 
