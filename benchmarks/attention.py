@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -41,13 +41,11 @@ def ways_of(length: int, *, is_causal: bool) -> dict[str, Attention]:
     by_hand = causal if is_causal else plain
     mask = torch.ones(length, length, dtype=torch.bool).tril()
     ways: dict[str, Attention] = {
-        "sdpa": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=is_causal),
+        "sdpa": lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=is_causal),
         "eager": by_hand,
     }
     if is_causal:
-        ways["dense mask"] = lambda q, k, v: F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask
-        )
+        ways["dense mask"] = lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return ways
 
 
@@ -95,9 +93,7 @@ def measure(options: Any, length: int, depth: int, dtype: torch.dtype, *, is_cau
         ways |= ways_of(length, is_causal=is_causal)
         if grads or length > options.eager:
             del ways["eager"]
-        runs = {
-            name: lambda f=way, x=given, g=grad: step(f, x, g) for name, way in ways.items()
-        }
+        runs = {name: lambda f=way, x=given, g=grad: step(f, x, g) for name, way in ways.items()}
         label = (
             f"{str(dtype)[6:]} {heads}x{length}x{depth}{' causal' if is_causal else ''}"
             f"{' and gradients' if grads else ''}"

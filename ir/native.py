@@ -124,9 +124,9 @@ class AttentionBackwardCall:
     """The gradients of an attention: `forward` has been run, and `grad_out` is that of its result.
 
     `grad_lse` is that of `lse`, if it has one. `derivative` is a kernel of
-    `lynx.passes.attention.differentiate`; `operands` are the gradients that it adds to, in the order
-    of its buffers, with their shapes; `sink` has a shape of three dimensions. What is None is not
-    wanted.
+    `lynx.passes.attention.differentiate`; `operands` are the gradients that it adds to, in the
+    order of its buffers, with their shapes; `sink` has a shape of three dimensions. What is None is
+    not wanted.
     """
 
     forward: AttentionCall

@@ -53,9 +53,9 @@ def _describe(call: NativeCall) -> str:
     if isinstance(call, AttentionBackwardCall):
         return f"gradients of {_describe(call.forward)}"
     if isinstance(call, AttentionCall):
-        sizes = call.sizes
-        heads = _sizes((sizes.batch, sizes.heads, sizes.queries, sizes.keys))
-        return f"attention of {call.q.dtype} over {heads}, depth {format_dim(sizes.depth)}"
+        all_ = call.sizes
+        heads = _sizes((all_.batch, all_.heads, all_.queries, all_.keys))
+        return f"attention of {call.q.dtype} over {heads}, depth {format_dim(all_.depth)}"
     return _describe_kernel(call.kernel)
 
 

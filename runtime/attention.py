@@ -130,9 +130,7 @@ class _Maker:
         """Return the call of an attention, or of the forward part of its gradients."""
         batch, heads, queries, depth = op.q.shape
         keys = op.k.shape
-        sizes = AttentionSizes(
-            batch, heads, keys[1], queries, keys[2], depth, op.v.shape[3]
-        )
+        sizes = AttentionSizes(batch, heads, keys[1], queries, keys[2], depth, op.v.shape[3])
         score = self._score(op)
         read = [buffer.name for buffer in score.buffers]
         q, k, v, out, lse = map(self.strided, (op.q, op.k, op.v, *results))
@@ -155,11 +153,16 @@ class _Maker:
             forward,
             self.strided(op.grad_out),
             self._derivative(op, forward.score, wanted),
-            None if op.grad_lse is None else self.strided(op.grad_lse),
-            *(None if value is None else self.strided(value) for value in (q, k, v)),
+            self._optional(op.grad_lse),
+            self._optional(q),
+            self._optional(k),
+            self._optional(v),
             self.spread(sink, 3),
             tuple(self._shaped(value) for value in inputs if value is not None),
         )
+
+    def _optional(self, value: Value | None) -> Strided | None:
+        return None if value is None else self.strided(value)
 
     def _shaped(self, value: Value) -> Strided:
         return dataclasses.replace(self.strided(value), shape=value.shape)
@@ -191,6 +194,8 @@ def _placed(item: Any, pointers: tuple[Pointer, ...]) -> Any:
     if isinstance(item, tuple):
         return tuple(_placed(part, pointers) for part in item)
     if isinstance(item, Strided | AttentionCall | AttentionBackwardCall):
-        fields = {f.name: _placed(getattr(item, f.name), pointers) for f in dataclasses.fields(item)}
+        fields = {
+            f.name: _placed(getattr(item, f.name), pointers) for f in dataclasses.fields(item)
+        }
         return dataclasses.replace(item, **fields)
     return item

@@ -43,6 +43,7 @@ class AttentionText:
 
 @functools.cache
 def part(name: str) -> str:
+    """Return a part of the text of attentions that is always the same."""
     return Path(__file__).with_name(f"attention_{name}.c").read_text(encoding="utf-8")
 
 
@@ -129,7 +130,7 @@ class ScorePrinter:
 
 
 def row_lines(rows: Rows, loop: list[str], clause: str = "") -> list[str]:
-    """Return the statements of a row and the loop over its keys, without the loop if it is empty."""
+    """Return the statements of a row and the loop over its keys; nothing if the loop is empty."""
     if not loop:
         return []
     lines = [*rows.row, "const i32 first = (i32)k0;"]
@@ -140,7 +141,7 @@ def row_lines(rows: Rows, loop: list[str], clause: str = "") -> list[str]:
     body = [f"  {line}" for line in loop]
     return [
         *lines,
-        f"_Pragma(\"omp simd{clause}\")",
+        f'_Pragma("omp simd{clause}")',
         "for (i32 l = 0; l < (i32)n; l++) {",
         *body,
         "}",
@@ -156,8 +157,8 @@ def scaled_product(kernel: Kernel) -> tuple[float, tuple[Scalar, ...]]:
     if dot is None:
         return 1.0, ()
     users = [i for i in kernel.body if dot in i.operands]
-    if len(users) == 1 and isinstance(users[0], Apply):
-        (user,) = users
+    user = users[0] if len(users) == 1 else None
+    if isinstance(user, Apply):
         value = number_of(user.arguments[-1])
         if user.function == "mul" and value is None:
             value = number_of(user.arguments[0])

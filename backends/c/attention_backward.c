@@ -3,15 +3,20 @@
    queries are kept for each task and added up in the end, in the order of keys. */
 
 /* Where the packs of a head of queries lie, among those that are worked on. */
-struct OWN(packs) { real *queries, *query_terms, *grads, *grad_terms, *most, *scale, *less, *of_q; u8 *is_whole; };
+struct OWN(packs) {
+  real *queries, *query_terms, *grads, *grad_terms, *most, *scale, *less, *of_q;
+  u8 *is_whole;
+};
 
 static i64 OWN(packs_size)(const struct attention *x) {
-  const i64 rows = x->padded_queries, both = x->depth + x->padded_inner + x->value_depth + x->padded_depth;
-  return (rows * (both + 3) + x->parts * rows * x->padded_inner) * (i64)sizeof(real) + x->blocks + 9 * 64;
+  const i64 rows = x->padded_queries,
+            both = x->depth + x->padded_inner + x->value_depth + x->padded_depth;
+  return (rows * (both + 3) + x->parts * rows * x->padded_inner) * (i64)sizeof(real) + x->blocks +
+         9 * 64;
 }
 
-#define PLACE(name, type, count)    \
-  w.name = (type *)next;            \
+#define PLACE(name, type, count)                                                                   \
+  w.name = (type *)next;                                                                           \
   next = (char *)(((u64)(w.name + (count)) + 63) & ~63ULL)
 
 INLINE struct OWN(packs) OWN(packs_of)(const struct attention *x, i64 head) {
@@ -31,12 +36,16 @@ INLINE struct OWN(packs) OWN(packs_of)(const struct attention *x, i64 head) {
 }
 
 /* Memory of a thread. */
-struct OWN(work) { real *keys, *key_terms, *values, *tile, *grads, *row, *of_k, *of_v, *sums; };
+struct OWN(work) {
+  real *keys, *key_terms, *values, *tile, *grads, *row, *of_k, *of_v, *sums;
+};
 
 static i64 OWN(work_size)(const struct attention *x) {
   const i64 columns = TILE_KEYS + COLUMNS;
-  return (columns * (2 * x->depth + 2 * x->padded_inner + x->value_depth + x->padded_depth) + 2 * x->block_rows * PITCH +
-          2 * PITCH + PARTS_SIZE) * (i64)sizeof(real) + 10 * 64;
+  return (columns * (2 * x->depth + 2 * x->padded_inner + x->value_depth + x->padded_depth) +
+          2 * x->block_rows * PITCH + 2 * PITCH + PARTS_SIZE) *
+             (i64)sizeof(real) +
+         10 * 64;
 }
 
 INLINE struct OWN(work) OWN(work_in)(const struct attention *x, char *memory) {
@@ -58,10 +67,10 @@ INLINE struct OWN(work) OWN(work_in)(const struct attention *x, char *memory) {
 
 /* Finds the largest score of each of some queries and its denominator, where the logarithm of that
    is so large that it tells too little. */
-static void OWN(find_sums)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w, i64 b, i64 h,
-                           i64 q0, i64 rows) {
+static void OWN(find_sums)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w,
+                           i64 b, i64 h, i64 q0, i64 rows) {
   const i64 padded = (rows + ROWS - 1) / ROWS * ROWS;
-  const element *k = (const element *)x->k.data + b * x->k.step[0] + h / (x->heads / x->kv_heads) * x->k.step[1];
+  const element *k = AT(const element, k, b, h / (x->heads / x->kv_heads), 0);
   real *most = p.most + q0, *scale = p.scale + q0;
   for (i64 r = 0; r < rows; r++) most[r] = -INFINITE, scale[r] = 0;
   for (i64 k0 = 0, n; k0 < x->keys; k0 += n) {
@@ -79,8 +88,7 @@ static void OWN(find_sums)(const struct attention *x, struct OWN(packs) p, struc
   }
   for (i64 r = 0; r < rows; r++) {
 #if HAS_SINK
-    const i64 at = b * x->sink.step[0] + h * x->sink.step[1] + (q0 + r) * x->sink.step[2];
-    const real sink = load_sink(((const sink_element *)x->sink.data)[at]);
+    const real sink = load_sink(*AT(const sink_element, sink, b, h, q0 + r));
     const real larger = sink > most[r] ? sink : most[r], from = larger == -INFINITE ? 0 : larger;
     scale[r] = scale[r] * TYPED(row_factor)(most[r], from) + TYPED(row_factor)(sink, from);
     most[r] = larger;
@@ -95,30 +103,31 @@ static void OWN(prepare)(const struct step *step, i64 chunk, char *local) {
   const struct attention *x = step->p[0];
   const struct OWN(work) w = OWN(work_in)(x, local);
   const i64 groups = x->heads / x->kv_heads;
-  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain); unit++) {
+  EACH_UNIT {
     const i64 block = unit % x->blocks, head = unit / x->blocks, all = step->z[0] * groups + head;
     const i64 b = all / x->heads, h = all % x->heads;
     const i64 q0 = block * x->block_rows, rows = lynx_min(x->block_rows, x->queries - q0);
     const struct OWN(packs) p = OWN(packs_of)(x, head);
-    const element *q = (const element *)x->q.data + b * x->q.step[0] + h * x->q.step[1] + q0 * x->q.step[2];
-    const element *g = (const element *)x->grad_out.data + b * x->grad_out.step[0] +
-                       h * x->grad_out.step[1] + q0 * x->grad_out.step[2];
-    const element *o = (const element *)x->out.data + b * x->out.step[0] + h * x->out.step[1] + q0 * x->out.step[2];
-    TYPED(pack_rows)(rows, x->depth, q, x->q.step[2], x->q.step[3], (real)PRESCALE, p.queries + q0 * x->depth);
+    const element *q = AT(const element, q, b, h, q0);
+    const element *g = AT(const element, grad_out, b, h, q0);
+    const element *o = AT(const element, out, b, h, q0);
+    TYPED(pack_rows)(rows, x->depth, q, x->q.step[2], x->q.step[3], (real)PRESCALE,
+                     p.queries + q0 * x->depth);
     TYPED(pack_terms)(x->depth, rows, q, x->q.step[3], x->q.step[2], (real)PRESCALE,
                       p.query_terms + q0 * COLUMNS, x->padded_queries * COLUMNS);
-    TYPED(pack_rows)(rows, x->value_depth, g, x->grad_out.step[2], x->grad_out.step[3], 1, p.grads + q0 * x->value_depth);
+    TYPED(pack_rows)(rows, x->value_depth, g, x->grad_out.step[2], x->grad_out.step[3], 1,
+                     p.grads + q0 * x->value_depth);
     TYPED(pack_terms)(x->value_depth, rows, g, x->grad_out.step[3], x->grad_out.step[2], 1,
                       p.grad_terms + q0 * COLUMNS, x->padded_queries * COLUMNS);
     int is_whole = 0, is_far = 0;
     for (i64 r = 0; r < rows; r++) {
-      const real lse = *((const real *)x->lse.data + b * x->lse.step[0] + h * x->lse.step[1] + (q0 + r) * x->lse.step[2]);
+      const real lse = *(AT(const real, lse, b, h, q0 + r));
       real less = 0;
       for (i64 i = 0; i < x->value_depth; i++)
         less += load_element(g[r * x->grad_out.step[2] + i * x->grad_out.step[3]]) *
                 load_element(o[r * x->out.step[2] + i * x->out.step[3]]);
 #if HAS_GRAD_LSE
-      less -= *((const real *)x->grad_lse.data + b * x->grad_lse.step[0] + h * x->grad_lse.step[1] + (q0 + r) * x->grad_lse.step[2]);
+      less -= *(AT(const real, grad_lse, b, h, q0 + r));
 #endif
       p.less[q0 + r] = less;
       p.most[q0 + r] = lse;
@@ -127,10 +136,10 @@ static void OWN(prepare)(const struct step *step, i64 chunk, char *local) {
     }
     if (is_far) OWN(find_sums)(x, p, w, b, h, q0, rows);
     for (i64 r = 0; r < rows; r++) {
-      if (!(p.most[q0 + r] > (real)SKIPPED_BELOW) || p.scale[q0 + r] != p.scale[q0 + r]) is_whole = 1;
+      if (!(p.most[q0 + r] > (real)SKIPPED_BELOW) || p.scale[q0 + r] != p.scale[q0 + r])
+        is_whole = 1;
 #if HAS_SINK && WANTS_SINK
-      const i64 at = b * x->sink.step[0] + h * x->sink.step[1] + (q0 + r) * x->sink.step[2];
-      const real sink = load_sink(((const sink_element *)x->sink.data)[at]);
+      const real sink = load_sink(*AT(const sink_element, sink, b, h, q0 + r));
       x->of_sink[((b * x->heads) + h) * x->queries + q0 + r] =
           -(f64)(TYPED(row_factor)(sink, p.most[q0 + r]) * p.scale[q0 + r] * p.less[q0 + r]);
 #endif
@@ -139,14 +148,16 @@ static void OWN(prepare)(const struct step *step, i64 chunk, char *local) {
 #if WANTS_Q
     const i64 padded = (rows + ROWS - 1) / ROWS * ROWS;
     for (i64 part = 0; part < x->parts; part++)
-      TYPED(clear)(padded * x->padded_inner, p.of_q + (part * x->padded_queries + q0) * x->padded_inner);
+      TYPED(clear)(padded * x->padded_inner,
+                   p.of_q + (part * x->padded_queries + q0) * x->padded_inner);
 #endif
   }
 }
 
 /* Products become weights in `s`, and gradients of weights become those of products in `d`. */
-INLINE void OWN(differentiate)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w, real *const *grads,
-                               i64 b, i64 h, i64 q, i64 k0, i64 n, real *s, real *d, int is_inside) {
+INLINE void OWN(differentiate)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w,
+                               real *const *grads, i64 b, i64 h, i64 q, i64 k0, i64 n, real *s,
+                               real *d, int is_inside) {
   real *t = s;
 #if READS_DOT
   t = w.row;
@@ -160,7 +171,7 @@ INLINE void OWN(differentiate)(const struct attention *x, struct OWN(packs) p, s
   const int is_extreme = TYPED(is_extreme)(most);
   const real shift = is_extreme ? 0 : most * (real)LOG2E, first = is_extreme ? most : 0;
 #if HAS_KEEP
-  const u8 *keep = (const u8 *)x->keep.data + b * x->keep.step[0] + h * x->keep.step[1] + q * x->keep.step[2] + k0 * x->keep.step[3];
+  const u8 *keep = AT(const u8, keep, b, h, q) + k0 * x->keep.step[3];
   const i64 keep_step = x->keep.step[3];
   const real keep_scale = (real)x->keep_scale;
   for (i64 i = 0; i < n; i++) d[i] = keep[i * keep_step] ? d[i] * keep_scale : 0;
@@ -187,14 +198,18 @@ INLINE void OWN(differentiate)(const struct attention *x, struct OWN(packs) p, s
 }
 
 /* One block of queries and some of the keys of a tile, from `k0` + `from` on. */
-INLINE void OWN(take_tile)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w, real *const *grads,
-                           real *of_q, i64 b, i64 h, i64 block, i64 tile, i64 k0, i64 n, int is_inside) {
+INLINE void OWN(take_tile)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w,
+                           real *const *grads, real *of_q, i64 b, i64 h, i64 block, i64 tile,
+                           i64 k0, i64 n, int is_inside) {
   const i64 q0 = block * x->block_rows, rows = lynx_min(x->block_rows, x->queries - q0);
   const i64 padded = (rows + ROWS - 1) / ROWS * ROWS, from = k0 - tile;
-  TYPED(multiply_slivers)(padded, n, x->depth, p.queries + q0 * x->depth, w.keys + from * x->depth, w.tile);
-  TYPED(multiply_slivers)(padded, n, x->value_depth, p.grads + q0 * x->value_depth, w.values + from * x->value_depth, w.grads);
+  TYPED(multiply_slivers)(padded, n, x->depth, p.queries + q0 * x->depth, w.keys + from * x->depth,
+                          w.tile);
+  TYPED(multiply_slivers)(padded, n, x->value_depth, p.grads + q0 * x->value_depth,
+                          w.values + from * x->value_depth, w.grads);
   for (i64 r = 0; r < rows; r++)
-    OWN(differentiate)(x, p, w, grads, b, h, q0 + r, k0, n, w.tile + r * PITCH, w.grads + r * PITCH, is_inside);
+    OWN(differentiate)(x, p, w, grads, b, h, q0 + r, k0, n, w.tile + r * PITCH, w.grads + r * PITCH,
+                       is_inside);
   OWN(flush)(x, b, h, k0, n, grads, w.sums);
 #if WANTS_V
   TYPED(multiply_transposed)(n, x->padded_depth, rows, w.tile, p.grad_terms + q0 * COLUMNS,
@@ -210,27 +225,32 @@ INLINE void OWN(take_tile)(const struct attention *x, struct OWN(packs) p, struc
 #endif
 }
 
-NOINLINE void OWN(take_tile_inside)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w, real *const *grads,
-                           real *of_q, i64 b, i64 h, i64 block, i64 tile, i64 k0, i64 n) {
+NOINLINE void OWN(take_tile_inside)(const struct attention *x, struct OWN(packs) p,
+                                    struct OWN(work) w, real *const *grads, real *of_q, i64 b,
+                                    i64 h, i64 block, i64 tile, i64 k0, i64 n) {
   OWN(take_tile)(x, p, w, grads, of_q, b, h, block, tile, k0, n, 1);
 }
-NOINLINE void OWN(take_tile_masked)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w, real *const *grads,
-                           real *of_q, i64 b, i64 h, i64 block, i64 tile, i64 k0, i64 n) {
+NOINLINE void OWN(take_tile_masked)(const struct attention *x, struct OWN(packs) p,
+                                    struct OWN(work) w, real *const *grads, real *of_q, i64 b,
+                                    i64 h, i64 block, i64 tile, i64 k0, i64 n) {
   OWN(take_tile)(x, p, w, grads, of_q, b, h, block, tile, k0, n, 0);
 }
 
 /* All that some keys of a head take part in. `pair` counts the heads that are worked on. */
-static void OWN(task)(const struct attention *x, struct OWN(work) w, real *const *grads, i64 pair, i64 all, i64 part) {
+static void OWN(task)(const struct attention *x, struct OWN(work) w, real *const *grads, i64 pair,
+                      i64 all, i64 part) {
   const i64 groups = x->heads / x->kv_heads, b = all / x->kv_heads, shared = all % x->kv_heads;
-  const element *k = (const element *)x->k.data + b * x->k.step[0] + shared * x->k.step[1];
-  const element *v = (const element *)x->v.data + b * x->v.step[0] + shared * x->v.step[1];
+  const element *k = AT(const element, k, b, shared, 0);
+  const element *v = AT(const element, v, b, shared, 0);
   const i64 last = lynx_min(x->keys, (part + 1) * x->part_keys);
   for (i64 tile = part * x->part_keys, count; tile < last; tile += count) {
     count = lynx_min(TILE_KEYS, last - tile);
-    TYPED(pack_columns)(count, x->depth, k + tile * x->k.step[2], x->k.step[2], x->k.step[3], 1, w.keys);
-    TYPED(pack_columns)(count, x->value_depth, v + tile * x->v.step[2], x->v.step[2], x->v.step[3], 1, w.values);
-    TYPED(pack_terms)(x->depth, count, k + tile * x->k.step[2], x->k.step[3], x->k.step[2], 1, w.key_terms,
-                      (TILE_KEYS + COLUMNS) * COLUMNS);
+    TYPED(pack_columns)(count, x->depth, k + tile * x->k.step[2], x->k.step[2], x->k.step[3], 1,
+                        w.keys);
+    TYPED(pack_columns)(count, x->value_depth, v + tile * x->v.step[2], x->v.step[2], x->v.step[3],
+                        1, w.values);
+    TYPED(pack_terms)(x->depth, count, k + tile * x->k.step[2], x->k.step[3], x->k.step[2], 1,
+                      w.key_terms, (TILE_KEYS + COLUMNS) * COLUMNS);
     TYPED(clear)((count + COLUMNS) * x->padded_inner, w.of_k);
     TYPED(clear)((count + COLUMNS) * x->padded_depth, w.of_v);
     for (i64 at = 0; at < groups * x->blocks; at++) {
@@ -259,16 +279,18 @@ static void OWN(task)(const struct attention *x, struct OWN(work) w, real *const
         OWN(take_tile_masked)(x, p, w, grads, of_q, b, h, block, tile, low, high - low);
     }
 #if WANTS_K
-    element *of_k = (element *)x->grad_k.data + b * x->grad_k.step[0] + shared * x->grad_k.step[1] + tile * x->grad_k.step[2];
+    element *of_k = AT(element, grad_k, b, shared, tile);
     for (i64 r = 0; r < count; r++)
       for (i64 i = 0; i < x->depth; i++)
-        of_k[r * x->grad_k.step[2] + i * x->grad_k.step[3]] = store_element(w.of_k[r * x->padded_inner + i]);
+        of_k[r * x->grad_k.step[2] + i * x->grad_k.step[3]] =
+            store_element(w.of_k[r * x->padded_inner + i]);
 #endif
 #if WANTS_V
-    element *of_v = (element *)x->grad_v.data + b * x->grad_v.step[0] + shared * x->grad_v.step[1] + tile * x->grad_v.step[2];
+    element *of_v = AT(element, grad_v, b, shared, tile);
     for (i64 r = 0; r < count; r++)
       for (i64 i = 0; i < x->value_depth; i++)
-        of_v[r * x->grad_v.step[2] + i * x->grad_v.step[3]] = store_element(w.of_v[r * x->padded_depth + i]);
+        of_v[r * x->grad_v.step[2] + i * x->grad_v.step[3]] =
+            store_element(w.of_v[r * x->padded_depth + i]);
 #endif
   }
 }
@@ -280,13 +302,14 @@ static void OWN(backward)(const struct step *step, i64 chunk, char *local) {
   const struct OWN(work) w = OWN(work_in)(x, local);
   const i64 first = step->z[0], pairs = step->z[1];
   TYPED(clear)(PARTS_SIZE, w.sums);
-  const i64 of_b = APART_B ? x->batch : 1, of_h = APART_H ? x->kv_heads : 1, of_k = APART_K ? x->parts : 1;
+  const i64 of_b = APART_B ? x->batch : 1, of_h = APART_H ? x->kv_heads : 1,
+            of_k = APART_K ? x->parts : 1;
   const i64 others = x->batch * x->kv_heads * x->parts / (of_b * of_h * of_k);
 #if GRADS == 0
-  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain); unit++)
+  EACH_UNIT
     OWN(task)(x, w, 0, unit / x->parts, first + unit / x->parts, unit % x->parts);
 #else
-  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain); unit++) {
+  EACH_UNIT {
     const i64 copy = unit % x->copies, kind = unit / x->copies;
     real *grads[GRADS];
     for (int i = 0; i < GRADS; i++) grads[i] = (real *)x->copied[i] + copy * x->grad_sizes[i];
@@ -294,9 +317,18 @@ static void OWN(backward)(const struct step *step, i64 chunk, char *local) {
       for (i64 part = 0; part < x->parts; part++) {
         const i64 b = (first + pair) / x->kv_heads, h = (first + pair) % x->kv_heads;
         i64 own = 0, other = 0;
-        if (APART_B) own = own * x->batch + b; else other = other * x->batch + b;
-        if (APART_H) own = own * x->kv_heads + h; else other = other * x->kv_heads + h;
-        if (APART_K) own = own * x->parts + part; else other = other * x->parts + part;
+        if (APART_B)
+          own = own * x->batch + b;
+        else
+          other = other * x->batch + b;
+        if (APART_H)
+          own = own * x->kv_heads + h;
+        else
+          other = other * x->kv_heads + h;
+        if (APART_K)
+          own = own * x->parts + part;
+        else
+          other = other * x->parts + part;
         if (own == kind && other * x->copies / others == copy)
           OWN(task)(x, w, grads, pair, first + pair, part);
       }
@@ -309,17 +341,19 @@ static void OWN(finish)(const struct step *step, i64 chunk, char *local) {
 #if WANTS_Q
   const struct attention *x = step->p[0];
   const i64 groups = x->heads / x->kv_heads;
-  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain); unit++) {
+  EACH_UNIT {
     const i64 block = unit % x->blocks, head = unit / x->blocks, all = step->z[0] * groups + head;
     const i64 b = all / x->heads, h = all % x->heads;
     const struct OWN(packs) p = OWN(packs_of)(x, head);
     const i64 q0 = block * x->block_rows, q1 = lynx_min(x->queries, q0 + x->block_rows);
     for (i64 q = q0; q < q1; q++) {
-      element *to = (element *)x->grad_q.data + b * x->grad_q.step[0] + h * x->grad_q.step[1] + q * x->grad_q.step[2];
+      element *to = AT(element, grad_q, b, h, q);
       real *from = p.of_q + q * x->padded_inner;
       for (i64 part = 1; part < x->parts; part++)
-        for (i64 i = 0; i < x->depth; i++) from[i] += from[part * x->padded_queries * x->padded_inner + i];
-      for (i64 i = 0; i < x->depth; i++) to[i * x->grad_q.step[3]] = store_element(from[i] * (real)PRESCALE);
+        for (i64 i = 0; i < x->depth; i++)
+          from[i] += from[part * x->padded_queries * x->padded_inner + i];
+      for (i64 i = 0; i < x->depth; i++)
+        to[i * x->grad_q.step[3]] = store_element(from[i] * (real)PRESCALE);
     }
   }
 #endif
@@ -329,7 +363,7 @@ static void OWN(finish)(const struct step *step, i64 chunk, char *local) {
 /* Sets the copies of the gradients of operands to zero, a share of each. */
 static void OWN(clear_copies)(const struct step *step, i64 chunk, char *local) {
   const struct attention *x = step->p[0];
-  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain); unit++)
+  EACH_UNIT
     for (int i = 0; i < GRADS; i++) {
       const i64 all = x->grad_sizes[i] * x->copies;
       const i64 from = all * unit / step->units, to = all * (unit + 1) / step->units;
@@ -340,10 +374,11 @@ static void OWN(clear_copies)(const struct step *step, i64 chunk, char *local) {
 /* Adds up the copies of a share of each gradient, and writes it. */
 static void OWN(write_copies)(const struct step *step, i64 chunk, char *local) {
   const struct attention *x = step->p[0];
-  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain); unit++)
+  EACH_UNIT
     for (int i = 0; i < GRADS; i++) {
       real *sums = x->copied[i];
-      const i64 size = x->grad_sizes[i], from = size * unit / step->units, to = size * (unit + 1) / step->units;
+      const i64 size = x->grad_sizes[i], from = size * unit / step->units,
+                to = size * (unit + 1) / step->units;
       for (i64 copy = 1; copy < x->copies; copy++)
         for (i64 at = from; at < to; at++) sums[at] += sums[copy * size + at];
       OWN(write_gradient)(x, i, sums, from, to);
@@ -382,7 +417,8 @@ i64 OWN(attention)(struct attention *x) {
   x->parts = lynx_max(1, lynx_min(tiles, (TASKS + pairs - 1) / lynx_max(1, pairs)));
   x->part_keys = (tiles + x->parts - 1) / x->parts * TILE_KEYS;
   x->parts = lynx_max(1, (x->keys + x->part_keys - 1) / lynx_max(1, x->part_keys));
-  const i64 of_b = APART_B ? x->batch : 1, of_h = APART_H ? x->kv_heads : 1, of_k = APART_K ? x->parts : 1;
+  const i64 of_b = APART_B ? x->batch : 1, of_h = APART_H ? x->kv_heads : 1,
+            of_k = APART_K ? x->parts : 1;
   const i64 kinds = of_b * of_h * of_k, others = kinds ? pairs * x->parts / kinds : 1;
   i64 grads_size = 0;
 #if GRADS > 0
@@ -424,11 +460,14 @@ i64 OWN(attention)(struct attention *x) {
     i64 *const z = numbers + 2 * at;
     z[0] = at * wave;
     z[1] = some;
-    plan_step(&steps[used++], OWN(prepare), arguments, z, blocks, x->block_rows * depths * 2000, local, at > 0);
+    plan_step(&steps[used++], OWN(prepare), arguments, z, blocks, x->block_rows * depths * 2000,
+              local, at > 0);
     const i64 units = GRADS ? kinds * x->copies : some * x->parts;
     const i64 cost = groups * x->queries * x->keys * (75 * depths + 1000) / x->parts;
-    plan_step(&steps[used++], OWN(backward), arguments, z, units, GRADS ? cost * others / x->copies : cost, local, 1);
-    plan_step(&steps[used++], OWN(finish), arguments, z, blocks, x->block_rows * x->depth * (1000 + 500 * x->parts), 0, 1);
+    plan_step(&steps[used++], OWN(backward), arguments, z, units,
+              GRADS ? cost * others / x->copies : cost, local, 1);
+    plan_step(&steps[used++], OWN(finish), arguments, z, blocks,
+              x->block_rows * x->depth * (1000 + 500 * x->parts), 0, 1);
   }
 #if GRADS > 0
   plan_step(&steps[used++], OWN(write_copies), arguments, numbers, 16, grads_size * 10, 0, 1);

@@ -191,8 +191,8 @@ class DerivativePrinter:
         if is_ordered:
             lines = [line for line in lines if not line.startswith("_Pragma")]
         head = (
-            f"INLINE void OWN({name})(const struct attention *x, i64 b, i64 h, i64 q, i64 k0, i64 n,\n"
-            "                        const real *restrict s, real *restrict d,\n"
+            f"INLINE void OWN({name})(const struct attention *x, i64 b, i64 h, i64 q, i64 k0,\n"
+            "                        i64 n, const real *restrict s, real *restrict d,\n"
             "                        real *const *grads, real *restrict sums)"
         )
         return _function(head, [*before, *lines, *after])

@@ -1,8 +1,8 @@
 /* Products of packed blocks for attention, in one type `real`, of tensors of `element`s.
 
    They are those of gemm.c: a micro-kernel keeps ROWS by COLUMNS sums in registers, reads columns
-   from packs (slivers of COLUMNS numbers for each term), and rows from wherever they lie. Blocks are
-   padded to whole micro-kernels, so that there are no edges. */
+   from packs (slivers of COLUMNS numbers for each term), and rows from wherever they lie. Blocks
+   are padded to whole micro-kernels, so that there are no edges. */
 
 typedef real TYPED(vector) __attribute__((vector_size(VECTOR_BYTES)));
 typedef real TYPED(anywhere)

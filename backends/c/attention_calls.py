@@ -77,9 +77,7 @@ def call_lines(
 
 def _tensors(call: AttentionCall | AttentionBackwardCall) -> dict[str, Strided | None]:
     if isinstance(call, AttentionCall):
-        return {
-            name: getattr(call, name) for name in ("q", "k", "v", "out", "lse", "sink", "keep")
-        }
+        return {name: getattr(call, name) for name in ("q", "k", "v", "out", "lse", "sink", "keep")}
     grads = {f"grad_{name}": getattr(call, name) for name in ("q", "k", "v", "sink")}
     more = {"grad_out": call.grad_out, "grad_lse": call.grad_lse}
     return {**_tensors(call.forward), **more, **grads}

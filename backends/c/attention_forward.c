@@ -6,13 +6,12 @@
 static void OWN(pack_keys)(const struct step *step, i64 chunk, char *local) {
   const struct attention *x = step->p[0];
   const i64 parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS, columns = x->padded_depth;
-  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain);
-       unit++) {
+  EACH_UNIT {
     const i64 head = unit / parts, first = unit % parts * PACKED_KEYS;
     const i64 count = lynx_min(PACKED_KEYS, x->keys - first);
     const i64 b = (head + step->z[0]) / x->kv_heads, h = (head + step->z[0]) % x->kv_heads;
-    const element *k = (const element *)x->k.data + b * x->k.step[0] + h * x->k.step[1];
-    const element *v = (const element *)x->v.data + b * x->v.step[0] + h * x->v.step[1];
+    const element *k = AT(const element, k, b, h, 0);
+    const element *v = AT(const element, v, b, h, 0);
     real *to = (real *)x->packs + head * x->padded_keys * (x->depth + columns);
     TYPED(pack_columns)(count, x->depth, k + first * x->k.step[2], x->k.step[2], x->k.step[3], 1,
                         to + first * x->depth);
@@ -23,7 +22,9 @@ static void OWN(pack_keys)(const struct step *step, i64 chunk, char *local) {
 }
 
 /* Memory of a thread; each part begins at a multiple of 64 bytes. */
-struct OWN(work) { real *queries, *tile, *sums, *most, *total; };
+struct OWN(work) {
+  real *queries, *tile, *sums, *most, *total;
+};
 
 static i64 OWN(work_size)(const struct attention *x) {
   const i64 rows = x->block_rows;
@@ -35,8 +36,8 @@ INLINE struct OWN(work) OWN(work_in)(const struct attention *x, char *memory) {
   const i64 rows = x->block_rows;
   struct OWN(work) w;
   real *next = (real *)(((u64)memory + 63) & ~63ULL);
-#define PLACE(name, count) \
-  w.name = next;           \
+#define PLACE(name, count)                                                                         \
+  w.name = next;                                                                                   \
   next = (real *)(((u64)(next + (count)) + 63) & ~63ULL)
   PLACE(queries, rows * x->depth);
   PLACE(tile, rows * PITCH);
@@ -68,8 +69,7 @@ INLINE void OWN(take_tile)(const struct attention *x, struct OWN(work) w, i64 b,
     }
     w.total[r] += sum;
 #if HAS_KEEP
-    const u8 *keep = (const u8 *)x->keep.data + b * x->keep.step[0] + h * x->keep.step[1] +
-                     (q0 + r) * x->keep.step[2] + k0 * x->keep.step[3];
+    const u8 *keep = AT(const u8, keep, b, h, q0 + r) + k0 * x->keep.step[3];
     const i64 keep_step = x->keep.step[3];
     if (keep_step == 1)
       for (i64 i = 0; i < n; i++) s[i] = keep[i] ? s[i] : 0;
@@ -118,8 +118,7 @@ INLINE void OWN(finish_row)(const struct attention *x, struct OWN(work) w, i64 r
                             i64 q) {
   real most = w.most[r], total = w.total[r], factor = 1;
 #if HAS_SINK
-  const i64 at = b * x->sink.step[0] + h * x->sink.step[1] + q * x->sink.step[2];
-  const real sink = load_sink(((const sink_element *)x->sink.data)[at]);
+  const real sink = load_sink(*AT(const sink_element, sink, b, h, q));
   const real larger = sink > most ? sink : most, from = larger == -INFINITE ? 0 : larger;
   factor = TYPED(row_factor)(most, from);
   total = total * factor + TYPED(row_factor)(sink, from);
@@ -127,14 +126,14 @@ INLINE void OWN(finish_row)(const struct attention *x, struct OWN(work) w, i64 r
 #endif
   const real scale = total == 0 ? (ZERO_EMPTY || x->keys == 0 ? (real)0 : (real)NOT_A_NUMBER)
                                 : factor * (real)x->keep_scale / total;
-  element *out = (element *)x->out.data + b * x->out.step[0] + h * x->out.step[1] + q * x->out.step[2];
+  element *out = AT(element, out, b, h, q);
   const real *sums = w.sums + r * x->padded_depth;
   const i64 step = x->out.step[3], count = x->value_depth;
   if (step == 1)
     for (i64 i = 0; i < count; i++) out[i] = store_element(sums[i] * scale);
   else
     for (i64 i = 0; i < count; i++) out[i * step] = store_element(sums[i] * scale);
-  real *lse = (real *)x->lse.data + b * x->lse.step[0] + h * x->lse.step[1] + q * x->lse.step[2];
+  real *lse = AT(real, lse, b, h, q);
   *lse = total == 0 ? -INFINITE : most + log_real(total);
 }
 
@@ -143,14 +142,14 @@ static void OWN(attend)(const struct step *step, i64 chunk, char *local) {
   const struct attention *x = step->p[0];
   const struct OWN(work) w = OWN(work_in)(x, local);
   const i64 groups = x->heads / x->kv_heads;
-  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain);
-       unit++) {
+  EACH_UNIT {
     const i64 block = x->blocks - 1 - unit % x->blocks, head = unit / x->blocks;
     const i64 pair = head / groups, b = (pair + step->z[0]) / x->kv_heads;
     const i64 h = (pair + step->z[0]) % x->kv_heads * groups + head % groups;
     const i64 q0 = block * x->block_rows, rows = lynx_min(x->block_rows, x->queries - q0);
-    const element *q = (const element *)x->q.data + b * x->q.step[0] + h * x->q.step[1];
-    const real *packs = (const real *)x->packs + pair * x->padded_keys * (x->depth + x->padded_depth);
+    const element *q = AT(const element, q, b, h, 0);
+    const real *packs =
+        (const real *)x->packs + pair * x->padded_keys * (x->depth + x->padded_depth);
     TYPED(pack_rows)(rows, x->depth, q + q0 * x->q.step[2], x->q.step[2], x->q.step[3],
                      (real)PRESCALE, w.queries);
     OWN(sweep)(x, w, packs, b, h, q0, rows, HAS_SKIPS);
@@ -166,8 +165,7 @@ INLINE void OWN(few_products)(i64 n, i64 depth, const real *restrict q, const el
   i64 j = 0;
   for (; j + 4 <= n; j += 4, k += 4 * step) {
     real a = 0, b = 0, c = 0, d = 0;
-    _Pragma("omp simd reduction(+:a, b, c, d)")
-    for (i64 i = 0; i < depth; i++) {
+    _Pragma("omp simd reduction(+:a, b, c, d)") for (i64 i = 0; i < depth; i++) {
       a += q[i] * load_element(k[i]);
       b += q[i] * load_element(k[step + i]);
       c += q[i] * load_element(k[2 * step + i]);
@@ -180,8 +178,8 @@ INLINE void OWN(few_products)(i64 n, i64 depth, const real *restrict q, const el
   }
   for (; j < n; j++, k += step) {
     real sum = 0;
-    _Pragma("omp simd reduction(+:sum)")
-    for (i64 i = 0; i < depth; i++) sum += q[i] * load_element(k[i]);
+    _Pragma("omp simd reduction(+:sum)") for (i64 i = 0; i < depth; i++) sum +=
+        q[i] * load_element(k[i]);
     s[j] = sum;
   }
 }
@@ -191,33 +189,35 @@ INLINE void OWN(few_values)(i64 n, i64 depth, const real *restrict s, const elem
                             i64 step, real *restrict sums) {
   i64 j = 0;
   for (; j + 4 <= n; j += 4, v += 4 * step)
-    _Pragma("omp simd")
-    for (i64 i = 0; i < depth; i++)
-      sums[i] += s[j] * load_element(v[i]) + s[j + 1] * load_element(v[step + i]) +
-                 s[j + 2] * load_element(v[2 * step + i]) + s[j + 3] * load_element(v[3 * step + i]);
+    _Pragma("omp simd") for (i64 i = 0; i < depth; i++) sums[i] +=
+        s[j] * load_element(v[i]) + s[j + 1] * load_element(v[step + i]) +
+        s[j + 2] * load_element(v[2 * step + i]) + s[j + 3] * load_element(v[3 * step + i]);
   for (; j < n; j++, v += step)
-    _Pragma("omp simd")
-    for (i64 i = 0; i < depth; i++) sums[i] += s[j] * load_element(v[i]);
+    _Pragma("omp simd") for (i64 i = 0; i < depth; i++) sums[i] += s[j] * load_element(v[i]);
 }
 
 /* Few queries read keys and values where they lie. A unit is a part of the keys of a head; what it
    finds for each query is a row of sums, its largest score and its total. */
 static void OWN(attend_few)(const struct step *step, i64 chunk, char *local) {
   const struct attention *x = step->p[0];
-  const i64 groups = x->heads / x->kv_heads, count = groups * x->queries, width = x->padded_depth + COLUMNS;
+  const i64 groups = x->heads / x->kv_heads, count = groups * x->queries,
+            width = x->padded_depth + COLUMNS;
   real *tile = (real *)(((u64)local + 63) & ~63ULL), *q = tile + PITCH;
-  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain);
-       unit++) {
-    const i64 part = unit % x->parts, pair = unit / x->parts, b = pair / x->kv_heads, shared = pair % x->kv_heads;
-    const element *k = (const element *)x->k.data + b * x->k.step[0] + shared * x->k.step[1];
-    const element *v = (const element *)x->v.data + b * x->v.step[0] + shared * x->v.step[1];
+  EACH_UNIT {
+    const i64 part = unit % x->parts, pair = unit / x->parts, b = pair / x->kv_heads,
+              shared = pair % x->kv_heads;
+    const element *k = AT(const element, k, b, shared, 0);
+    const element *v = AT(const element, v, b, shared, 0);
     const i64 first = part * x->part_keys, last = lynx_min(x->keys, first + x->part_keys);
     for (i64 at = 0; at < count; at++) {
       const i64 h = shared * groups + at / x->queries, query = at % x->queries;
-      const element *from = (const element *)x->q.data + b * x->q.step[0] + h * x->q.step[1] + query * x->q.step[2];
-      for (i64 i = 0; i < x->depth; i++) q[i] = load_element(from[i * x->q.step[3]]) * (real)PRESCALE;
+      const element *from = AT(const element, q, b, h, query);
+      for (i64 i = 0; i < x->depth; i++)
+        q[i] = load_element(from[i * x->q.step[3]]) * (real)PRESCALE;
       real *sums = (real *)x->packs + (unit * count + at) * width;
-      struct OWN(work) w = {.tile = tile, .sums = sums, .most = sums + x->padded_depth,
+      struct OWN(work) w = {.tile = tile,
+                            .sums = sums,
+                            .most = sums + x->padded_depth,
                             .total = sums + x->padded_depth + 1};
       TYPED(clear)(width, sums);
       w.most[0] = -INFINITE;
@@ -239,12 +239,13 @@ static void OWN(attend_few)(const struct step *step, i64 chunk, char *local) {
 /* Brings the parts of each query together, in their order. */
 static void OWN(finish_few)(const struct step *step, i64 chunk, char *local) {
   const struct attention *x = step->p[0];
-  const i64 groups = x->heads / x->kv_heads, count = groups * x->queries, width = x->padded_depth + COLUMNS;
-  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain);
-       unit++) {
+  const i64 groups = x->heads / x->kv_heads, count = groups * x->queries,
+            width = x->padded_depth + COLUMNS;
+  EACH_UNIT {
     const i64 pair = unit / count, at = unit % count;
     real *sums = (real *)x->packs + (pair * x->parts * count + at) * width;
-    struct OWN(work) w = {.sums = sums, .most = sums + x->padded_depth, .total = sums + x->padded_depth + 1};
+    struct OWN(work)
+        w = {.sums = sums, .most = sums + x->padded_depth, .total = sums + x->padded_depth + 1};
     for (i64 part = 1; part < x->parts; part++) {
       const real *other = sums + part * count * width;
       const real here = other[x->padded_depth], before = w.most[0];
@@ -273,7 +274,8 @@ static i64 OWN(run_few)(struct attention *x, i64 pairs, i64 count) {
   const i64 depths = x->depth + x->value_depth;
   plan_step(&steps[0], OWN(attend_few), arguments, 0, pairs * x->parts,
             count * x->part_keys * (100 * depths + 3000), local, 0);
-  plan_step(&steps[1], OWN(finish_few), arguments, 0, pairs * count, x->parts * x->value_depth * 500, 0, 1);
+  plan_step(&steps[1], OWN(finish_few), arguments, 0, pairs * count,
+            x->parts * x->value_depth * 500, 0, 1);
   x->run(steps, 2, x->packs + size);
   x->give(memory);
   return 1;
@@ -286,7 +288,8 @@ i64 OWN(attention)(struct attention *x) {
   if (pairs <= 0 || groups <= 0 || x->queries <= 0) return 1;
   x->padded_depth = (x->value_depth + COLUMNS - 1) / COLUMNS * COLUMNS;
   x->padded_keys = (x->keys + COLUMNS - 1) / COLUMNS * COLUMNS;
-  if (groups * x->queries <= (x->queries == 1 ? 2 * FEW_ROWS : FEW_ROWS) && x->k.step[3] == 1 && x->v.step[3] == 1)
+  if (groups * x->queries <= (x->queries == 1 ? 2 * FEW_ROWS : FEW_ROWS) && x->k.step[3] == 1 &&
+      x->v.step[3] == 1)
     return OWN(run_few)(x, pairs, groups * x->queries);
   x->blocks = (x->queries + BLOCK_ROWS - 1) / BLOCK_ROWS;
   /* Blocks of equal size, of whole micro-kernels. */

@@ -19,12 +19,28 @@ enum { VECTOR_BYTES = 16, ROWS = 4, VECTORS = 2 };
 #define LOG2E 1.44269504088896340736
 #define LOG_OF_2 0.69314718055994530942
 
-struct strided { char *data; i64 step[4]; };
+struct strided {
+  char *data;
+  i64 step[4];
+};
+
+INLINE i64 place(const struct strided *x, i64 i, i64 j, i64 k) {
+  return i * x->step[0] + j * x->step[1] + k * x->step[2];
+}
+
+/* The address in a tensor of an attention `x` of what belongs to a batch, a head and a position. */
+#define AT(type, name, b, h, i) ((type *)x->name.data + place(&x->name, b, h, i))
+
+/* The units of work of a chunk. */
+#define EACH_UNIT                                                                                  \
+  for (i64 unit = chunk * step->grain; unit < lynx_min(step->units, (chunk + 1) * step->grain);    \
+       unit++)
 
 /* `blocks` of `block_rows` queries cover all queries; `padded` sizes are those of packs. */
 struct attention {
   i64 batch, heads, kv_heads, queries, keys, depth, value_depth;
-  struct strided q, k, v, out, lse, sink, keep, grad_out, grad_lse, grad_q, grad_k, grad_v, grad_sink;
+  struct strided q, k, v, out, lse, sink, keep;
+  struct strided grad_out, grad_lse, grad_q, grad_k, grad_v, grad_sink;
   f64 keep_scale;
   i64 sink_shape[4];
   void *const *operands;

@@ -137,6 +137,11 @@ def _explained(
         if found is not None:
             failed.update(program.functions.kernels[name])
             log = found
+    for call, text in program.attentions.items() if not error.hung else ():
+        found = check(attention.named(text.text, "lynx_attention"), compiler)
+        if found is not None:
+            failed[attention_calls.kernel_of(call)] = None
+            log = found
     message = f"the C compiler failed: {log.strip()[-1000:]}"
     return KernelBuildError(message, tuple(failed), path)
 
@@ -200,8 +205,8 @@ class Program:
         more = self.attention_sources()
         if more:
             names = self.attention_names.values()
-            declared = [f"i64 {name}_attention(struct attention *);" for name in names]
-            runtime += [attention.prelude_text(), *declared]
+            prototypes = [f"i64 {name}_attention(struct attention *);" for name in names]
+            runtime += [attention.prelude_text(), *prototypes]
         count = min(units, -(-len(definitions) // KERNELS_PER_UNIT))
         if count <= 1:
             return (_unit([text for _, text in definitions], *runtime, bodies), *more)

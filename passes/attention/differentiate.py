@@ -355,12 +355,8 @@ _RULES: dict[str, _Rule] = {
     "sinh": _unary(lambda c, g, x, y: c.mul(g, c.of("cosh", x))),
     "cosh": _unary(lambda c, g, x, y: c.mul(g, c.of("sinh", x))),
     "tanh": _unary(lambda c, g, x, y: c.mul(g, c.of("sub", c.number(1.0), c.mul(y, y)))),
-    "atan": _unary(
-        lambda c, g, x, y: c.of("div", g, c.of("add", c.mul(x, x), c.number(1.0)))
-    ),
-    "sigmoid": _unary(
-        lambda c, g, x, y: c.mul(g, c.mul(y, c.of("sub", c.number(1.0), y)))
-    ),
+    "atan": _unary(lambda c, g, x, y: c.of("div", g, c.of("add", c.mul(x, x), c.number(1.0)))),
+    "sigmoid": _unary(lambda c, g, x, y: c.mul(g, c.mul(y, c.of("sub", c.number(1.0), y)))),
     "erf": _unary(
         lambda c, g, x, y: c.mul(
             c.times(g, 1.1283791670955126), c.of("exp", c.of("neg", c.mul(x, x)))

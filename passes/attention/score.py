@@ -42,10 +42,10 @@ def score_kernel(region: Region, strides: Sequence[Strides | None]) -> Kernel:
     """Return the kernel of a score function over `AXES`.
 
     The first parameter of the region is the product; `strides` are those of the other parameters,
-    in elements, None where one is no tensor. The buffers are `DOT`, then the operands that are read,
-    named `x<index>` from 0, then `SCORE`. Product and scores are dense.
+    in elements, None where one is no tensor. The buffers are `DOT`, then the operands that are
+    read, named `x<index>` from 0, then `SCORE`. Product and scores are dense.
 
-    `CompileError` if an op has no kernel rule, or if a score depends on the product of another pair.
+    `CompileError` if an op has no kernel rule, or a score depends on the product of another pair.
     """
     for op in region.ops:
         reason = why_not(op)

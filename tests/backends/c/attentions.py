@@ -72,19 +72,22 @@ class Example:
                 for n, x in enumerate(self.operands)
             )]
         )  # fmt: skip
-        shape = f"{real}[{b}, {h}, {q}, {k}]"
         body = self.text.replace("SHAPE", f"[{b}, {h}, {q}, {k}]").replace("REAL", real)
         body = body.replace("QUERIES", str(q)).replace("KEYS", str(k))
         body = body or "return %dot"
-        del shape
         graph = parse_graph(f"graph @score({head}) {{\n{body}\n}}")
         return Region(
             tuple(graph.inputs), tuple(graph.ops), tuple(o for o in graph.outputs if o is not None)
         )
 
-    def reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                  operands: Sequence[torch.Tensor] | None = None,
-                  sink: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    def reference(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        operands: Sequence[torch.Tensor] | None = None,
+        sink: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return output and lse, computed in f64."""
         wide = torch.float64
         groups = self.sizes[1] // self.sizes[2]
@@ -250,8 +253,9 @@ def reference_gradients(
     grad_lse: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Return all gradients by autograd, in f64 but for the scores."""
-    leaves = {name: x.detach().double().requires_grad_() for name, x in zip("qkv", (q, k, v),
-                                                                            strict=True)}
+    leaves = {
+        name: x.detach().double().requires_grad_() for name, x in zip("qkv", (q, k, v), strict=True)
+    }
     operands = [
         x.detach().to(example.real).requires_grad_() if x.is_floating_point() else x
         for x in example.operands

@@ -150,20 +150,28 @@ return %s"""
 
 
 def softcap(**more: Any) -> Example:
-    text = SCALED + """%t = div %a, 3.0 : REALSHAPE
+    text = (
+        SCALED
+        + """%t = div %a, 3.0 : REALSHAPE
 %u = tanh %t : REALSHAPE
 %s = mul %u, 3.0 : REALSHAPE
 return %s"""
+    )
     return Example(text=text, score=lambda dot: torch.tanh(dot * 0.25 / 3) * 3, **more)
 
 
 def softcap_causal(**more: Any) -> Example:
-    text = SCALED + """%t = div %a, 3.0 : REALSHAPE
+    text = (
+        SCALED
+        + """%t = div %a, 3.0 : REALSHAPE
 %u = tanh %t : REALSHAPE
 %s = mul %u, 3.0 : REALSHAPE
-""" + QUERY + """%m = le %k, %q : bool[QUERIES, KEYS]
+"""
+        + QUERY
+        + """%m = le %k, %q : bool[QUERIES, KEYS]
 %z = where %m, %s, -inf : REALSHAPE
 return %z"""
+    )
 
     def score(dot: torch.Tensor) -> torch.Tensor:
         q, k = positions(dot)
@@ -194,9 +202,12 @@ def bias(shape: str = "1hqk", **more: Any) -> Example:
     """A term of which some dimensions are 1."""
     b, h, _, q, k, _, _ = Example(**more).sizes
     sizes = [n if name in shape else 1 for name, n in zip("bhqk", (b, h, q, k), strict=True)]
-    text = SCALED + """%w = cast %x0 {dtype = REAL} : REALBIAS
+    text = (
+        SCALED
+        + """%w = cast %x0 {dtype = REAL} : REALBIAS
 %s = add %a, %w : REALSHAPE
 return %s""".replace("BIAS", str(sizes))
+    )
     x = torch.randn(sizes, generator=torch.Generator().manual_seed(5))
     return Example(text=text, score=lambda dot, x: dot * 0.25 + x, operands=(x,), **more)
 
@@ -208,9 +219,12 @@ def additive(fill: float = LEAST, **more: Any) -> Example:
     begin = torch.arange(b)[:, None, None, None] * 5
     hidden = (k > q) | (k < begin)
     x = torch.zeros(b, 1, m, n).masked_fill(hidden, fill)
-    text = SCALED + """%w = cast %x0 {dtype = REAL} : REALMASK
+    text = (
+        SCALED
+        + """%w = cast %x0 {dtype = REAL} : REALMASK
 %s = add %a, %w : REALSHAPE
 return %s""".replace("MASK", str([b, 1, m, n]))
+    )
     return Example(text=text, score=lambda dot, x: dot * 0.25 + x, operands=(x,), **more)
 
 

@@ -38,9 +38,7 @@ def is_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> N
     found, expected = found.double(), expected.double()
     finite = expected[expected.isfinite()]
     scale = max(1.0, float(finite.abs().max()) if finite.numel() else 1.0)
-    torch.testing.assert_close(
-        found, expected, rtol=0, atol=tolerance * scale, equal_nan=True
-    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * scale, equal_nan=True)
 
 
 @dataclasses.dataclass
