@@ -265,9 +265,7 @@ def python_dispatch() -> contextlib.AbstractContextManager[None]:
     return context
 
 
-def traced_graph(
-    function: Callable[..., Any], arguments: Sequence[Any]
-) -> torch.fx.GraphModule:
+def traced_graph(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.fx.GraphModule:
     """Trace a function to ATen operators of which none changes anything in place."""
     make = torch.fx.experimental.proxy_tensor.make_fx
     functional = torch.func.functionalize(function)

@@ -149,7 +149,7 @@ def _mode_of(node: Node) -> contextlib.AbstractContextManager[Any]:
     value = node.meta.get("example_value")
     first = value[0] if isinstance(value, tuple | list) and value else value
     mode = fake_mode_of(first) if isinstance(first, torch.Tensor) else None
-    return contextlib.nullcontext() if mode is None else mode  # type: ignore[no-any-return]
+    return contextlib.nullcontext() if mode is None else mode
 
 
 class Inserter:

@@ -46,9 +46,10 @@ def padding(scores: Tensor, more: dict[str, Tensor]) -> Tensor:
 
 
 def documents(scores: Tensor, more: dict[str, Tensor]) -> Tensor:
-    return more["documents"][:, None, : scores.shape[-2], None] == more["documents"][
-        :, None, None, : scores.shape[-1]
-    ]
+    return (
+        more["documents"][:, None, : scores.shape[-2], None]
+        == more["documents"][:, None, None, : scores.shape[-1]]
+    )
 
 
 def dense(scores: Tensor, more: dict[str, Tensor]) -> Tensor:

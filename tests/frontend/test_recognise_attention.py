@@ -1,4 +1,4 @@
-"""Attention is found however it is written, computes what it should, and is left where it must be."""
+"""Attention is found however it is written, computes what it should, and is left where it must."""
 
 from __future__ import annotations
 

@@ -19,6 +19,8 @@ import torch.fx
 
 from lynx.normalize import normalize
 from lynx.recognise import recognise
+from tests.models import families
+from tests.models.test_huggingface import inputs_of, without_cache
 
 PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum", "mm")
 BARRIERS = (*PRODUCTS, "linear", "conv", "norm", "embedding", "gelu", "silu", "topk", "addmm")
@@ -91,9 +93,6 @@ def counting(count: Count) -> Callable[..., Any]:
 
 def count_family(name: str, attention: str, *, training: bool) -> Count:
     """Run one step of a family and count."""
-    from tests.models import families
-    from tests.models.test_huggingface import inputs_of, without_cache
-
     torch._dynamo.reset()
     model = families.build(name, attention)
     model = model.train() if training else model.eval()
@@ -108,8 +107,6 @@ def count_family(name: str, attention: str, *, training: bool) -> Count:
 
 
 def main(names: list[str]) -> None:
-    from tests.models import families
-
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     for name in names or list(families.FAMILIES):

@@ -30,7 +30,7 @@ from .plans import Factor, Layout, Placed, Plan, layout_of
 from .scores import score_of
 from .sites import Site
 from .tracing import Trace, dropout_probability, trace
-from .weights import Walk
+from .weights import facts_of
 
 _LAYOUT = (Reshape, Permute, Unsqueeze, Squeeze, Broadcast, Slice, Cast, Copy)
 
@@ -109,7 +109,7 @@ class _Products:
         result = product * alpha if alpha is not None and alpha != 1 else product.clone()
         if first.added is None:
             return result
-        added = known(first.added)
+        added: torch.Tensor = known(first.added)
         return result + (added if beta == 1 else added * beta)
 
 
@@ -120,7 +120,7 @@ class _Reading:
         site = products.site
         self.cut = cut
         self.trace: Trace = trace(site.scores, site.path, cut.inside, cut.given, products.start)
-        facts = Walk(self.trace).facts
+        facts = facts_of(self.trace)
         self.others = [value for value, known in facts.items() if not isinstance(known, Weight)]
         fact = facts.get(self.trace.result)
         if not isinstance(fact, Weight):
@@ -212,12 +212,15 @@ class _Planner:
         extra = [c for places in tracker.found.values() for place in places for c in place]
         space.cut([*q[1], *k[1], *v[1], *out, *at, *product_at, *extra])
         placed = [Placed(node, dims_of(space, c, self._shape(node))) for node, c in (q, k, v)]
-        weights = tuple(space.atoms_of(name) for name in self.names)
         layout = layout_of(
-            weights, space.atoms_of(key_axis), *(p.dims for p in placed),
+            tuple(space.atoms_of(name) for name in self.names),
+            space.atoms_of(key_axis),
+            placed[0].dims,
+            placed[1].dims,
+            placed[2].dims,
             depth=tuple(a for axis in summed.values() for a in space.atoms_of(axis)),
             values=tuple(a for axis in own.values() for a in space.atoms_of(axis)),
-        )  # fmt: skip
+        )
         result_dims = dims_of(space, at, self.raw.value.shape)
         product_dims = dims_of(space, product_at, trace_.scores.shape)
         operands = list(trace_.inputs)
@@ -225,7 +228,7 @@ class _Planner:
             layout, self.raw.value, result_dims, trace_.scores, product_dims, operands
         )
         plan = Plan(
-            *placed, layout, text, sizes,
+            placed[0], placed[1], placed[2], layout, text, sizes,
             tuple(trace_.inputs[operands[n]] for n in used),
             dims_of(space, out, [self._size(self.axes, c) for c in out]),
             zero_empty=weight.zero_empty or (self.fold and self.reading.is_masked_later),
@@ -321,15 +324,18 @@ class _Planner:
             else:
                 factors.append(Factor(placed.node, placed.dims))
         for condition, keeps in () if self.fold else weight.masks:
-            at = _only(tracker, condition, "weights are masked in several ways")
-            found = self._given(space, condition, at, "the mask of the weights")
-            if not isinstance(found, Placed):
-                raise Refusal("the mask of the weights is a number")
-            kept.append(found)
+            kept.append(self._mask(space, tracker, condition))
             plan = dataclasses.replace(plan, keep_inverted=not keeps)
         if len(kept) > 1:
             raise Refusal("weights are masked several times")
         return dataclasses.replace(plan, keep=kept[0] if kept else None, factors=tuple(factors))
+
+    def _mask(self, space: Space, tracker: Tracker, condition: Value) -> Placed:
+        at = _only(tracker, condition, "weights are masked in several ways")
+        found = self._given(space, condition, at, "the mask of the weights")
+        if not isinstance(found, Placed):
+            raise Refusal("the mask of the weights is a number")
+        return found
 
 
 def _only(tracker: Tracker, value: Value, reason: str) -> Coordinates:

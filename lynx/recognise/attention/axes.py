@@ -7,6 +7,7 @@ heads of keys that several heads of queries share.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -126,7 +127,7 @@ class Space:
         """Return the atoms of an axis, the outermost first."""
         bounds = self._bounds[axis]
         atoms = []
-        for low, high in zip(bounds, bounds[1:], strict=False):
+        for low, high in itertools.pairwise(bounds):
             size = exact_quotient(high, low)
             if size is None:
                 raise Refusal("an axis is read in parts that do not fit")

@@ -25,9 +25,7 @@ _SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "
 
 def is_call(node: Node) -> bool:
     """Whether a node is a call of attention as a whole."""
-    return kind_of(node) == _SDPA or (
-        node.op == "call_function" and node.target is FLEX_ATTENTION
-    )
+    return kind_of(node) == _SDPA or (node.op == "call_function" and node.target is FLEX_ATTENTION)
 
 
 class Call:
@@ -80,7 +78,7 @@ def written_out(node: Node) -> Call:
 
 
 def _sdpa(node: Node, insert: Inserter) -> Node:
-    given = {**dict(zip(_SDPA_NAMES, node.args, strict=False)), **node.kwargs}
+    given: dict[str, Any] = {**dict(zip(_SDPA_NAMES, node.args, strict=False)), **node.kwargs}
     q, k, v = (given[name] for name in _SDPA_NAMES[:3])
     mask, dropped = given.get("attn_mask"), given.get("dropout_p", 0.0)
     causal, scale = given.get("is_causal", False), given.get("scale")
@@ -148,18 +146,19 @@ def _repeated(insert: Inserter, q: Node, item: Node) -> Node:
 
 
 def _flex(node: Node, insert: Inserter) -> Node:
-    q, k, v, score_mod, block_mask, scale, _, score_buffers, mask_buffers = node.args
-    if any(user.target is not operator.getitem or user.args[1] > 1 for user in node.users):
+    arguments: Any = node.args
+    q, k, v, score_mod, block_mask, scale, _, score_buffers, mask_buffers = arguments
+    if any(user.target is not operator.getitem or user.args[1] == 2 for user in node.users):
         raise Refusal("the maxima of its scores are used")
     if not isinstance(scale, int | float):
         raise Refusal("its scale is known only when it runs")
     if traced(q).shape[0] != traced(k).shape[0]:
         raise Refusal("keys are shared by the batch")
-    functions = [_module_of(item) for item in (score_mod, block_mask[-1])]
+    score, mask = (_module_of(item) for item in (score_mod, block_mask[-1]))
     k, v = (_repeated(insert, q, item) for item in (k, v))
     scores = insert.call(torch.matmul, q, insert.call(torch.transpose, k, -2, -1))
     scores = insert.call(torch.mul, scores, float(scale))
-    apply = _modification(*functions, len(score_buffers))
+    apply = _modification(score, mask, len(score_buffers))
     modified = _modified(insert, apply, scores, (*score_buffers, *mask_buffers))
     weights = insert.call(torch.ops.aten._safe_softmax.default, modified, -1)
     if traced(weights).dtype is not traced(v).dtype:

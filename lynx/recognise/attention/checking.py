@@ -7,6 +7,7 @@ so that what remains are differences in meaning.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,15 +78,22 @@ def check(computation: Computation) -> None:
         if _score_count(computation, values) > LARGEST:
             continue
         try:
-            with outside_tracing(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-                with torch.random.fork_rng(devices=[]):
-                    for is_masked in (False, True):
-                        _compare(computation, values, is_masked)
+            with _quietly():
+                for is_masked in (False, True):
+                    _compare(computation, values, is_masked)
         except _Unsuitable:
             continue
         tried += 1
     if not tried:
         raise Unchecked("no sizes were found for which it could be checked")
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Compute with real numbers, and leave generators and modes as they are."""
+    autocast = torch.autocast("cpu", enabled=False)
+    with outside_tracing(), torch.enable_grad(), autocast, torch.random.fork_rng(devices=[]):
+        yield
 
 
 class Unchecked(Refusal):
@@ -166,10 +174,11 @@ def _run(
     given = dict(known)
     leaves: list[torch.Tensor] = []
     for node, value in known.items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and node not in noises:
-            if node.meta["example_value"].requires_grad:
-                given[node] = value.detach().requires_grad_()
-                leaves.append(given[node])
+        if node in noises or not isinstance(value, torch.Tensor):
+            continue
+        if value.is_floating_point() and node.meta["example_value"].requires_grad:
+            given[node] = value.detach().requires_grad_()
+            leaves.append(given[node])
     Replay(nodes, drop).run(nodes, given)
     result = given[output]
     if not leaves or not result.requires_grad:

@@ -76,7 +76,7 @@ def contraction_of(node: Node) -> Contraction:
 
 def _two(node: Node) -> tuple[Node, Node]:
     names = (("input", "self", "mat"), ("other", "mat2", "vec", "tensor2"))
-    found = list(node.args[:2])
+    found: list[Any] = list(node.args[:2])
     for alternatives in names[len(found) :]:
         found += [node.kwargs[name] for name in alternatives if name in node.kwargs][:1]
     if len(found) != 2 or not all(tensor_of(item) is not None for item in found):
@@ -120,22 +120,23 @@ def _labelled(a: Node, b: Node, of_a: Sequence[str], of_b: Sequence[str]) -> tup
         labels: list[str | None] = []
         for name in names:
             size = own[name]
-            repeats = isinstance(size, int) and size == 1 and name in other
-            repeats = repeats and not (isinstance(other[name], int) and other[name] == 1)
-            if not repeats and name in other and not is_same_size(size, other[name]):
-                if not (isinstance(other[name], int) and other[name] == 1):
-                    raise Refusal(
-                        f"sizes {size} and {other[name]} of a product are equal by chance"
-                    )
+            repeats = name in other and _is_one(size) and not _is_one(other[name])
+            is_repeated = name in other and _is_one(other[name])
+            if name in other and not (repeats or is_repeated or is_same_size(size, other[name])):
+                raise Refusal(f"sizes {size} and {other[name]} are equal by chance")
             labels.append(None if repeats else name)
         found.append(tuple(labels))
     return found[0], found[1]
 
 
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
 def _added(node: Node) -> Contraction:
     names = ("input", "batch1", "batch2") if kind_of(node) == "baddbmm" else (
         "input", "mat1", "mat2")  # fmt: skip
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     if not set(given) <= {*names, "beta", "alpha"} or len(node.args) > 3:
         raise Refusal(f"the product '{node}' has other arguments than are understood")
     added, a, b = (given[name] for name in names)
@@ -148,7 +149,10 @@ def _added(node: Node) -> Contraction:
 
 
 def _linear(node: Node) -> Contraction:
-    given = {**dict(zip(("input", "weight", "bias"), node.args, strict=False)), **node.kwargs}
+    given: dict[str, Any] = {
+        **dict(zip(("input", "weight", "bias"), node.args, strict=False)),
+        **node.kwargs,
+    }
     x, weight = given["input"], given["weight"]
     if given.get("bias") is not None or tensor_of(x) is None or tensor_of(weight) is None:
         raise Refusal(f"the product '{node}' adds something")
@@ -159,7 +163,8 @@ def _linear(node: Node) -> Contraction:
 
 
 def _einsum(node: Node) -> Contraction:
-    equation, *operands = node.args
+    arguments: Any = node.args
+    equation, *operands = arguments
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = list(operands[0])
     if not isinstance(equation, str) or len(operands) != 2 or node.kwargs:

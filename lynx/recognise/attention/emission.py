@@ -123,9 +123,7 @@ def _merged(insert: Inserter, sizes: Sizes, node: Node, groups: Sequence[tuple[A
     return node
 
 
-def substitute(
-    plan: Plan, insert: Inserter, output: Node, noise: Node | None
-) -> tuple[Node, Node]:
+def substitute(plan: Plan, insert: Inserter, output: Node, noise: Node | None) -> tuple[Node, Node]:
     """Add the operator; return what takes the place of the second product, and the operator.
 
     `noise` is what a dropout multiplies by.

@@ -18,9 +18,12 @@ from lynx.recognise.nodes import Node, tensor_of
 from .vocabulary import CHEAP, FACTORIES, kind_of
 
 _THROUGH_GRADIENTS = frozenset(
-    "add sub neg mul unsqueeze expand view reshape permute transpose to getitem squeeze type "
-    "contiguous expand_as float broadcast_to".split()
-)
+    (
+        "add", "sub", "neg", "mul", "unsqueeze", "expand", "view", "reshape", "permute",
+        "transpose", "to", "getitem", "squeeze", "type", "contiguous", "expand_as", "float",
+        "broadcast_to"
+    )
+)  # fmt: skip
 """What may be computed in a score function although gradients flow through it."""
 
 DEEPEST = 64

@@ -63,8 +63,8 @@ class Plan:
     """The operands of the operator and what is done to its result.
 
     `operands` are what the score function is given, as nodes; a dropout is given by its node and
-    the atoms of its dimensions. `out` are the atoms of the dimensions of the second product, `dtype`
-    the element type of the first.
+    the atoms of its dimensions. `out` are the atoms of the dimensions of the second product,
+    `dtype` the element type of the first.
     """
 
     q: Placed

@@ -155,9 +155,9 @@ def _check_place(site: Site) -> None:
         value = tensor_of(node)
         if value is not None and (is_transformed(value) or is_batched(value)):
             raise Refusal("it runs inside a transform of torch.func")
-        if value is not None and node in site.path and needs and kind_of(node) == "detach":
-            if is_same_shape(value.shape, traced(site.scores).shape):
-                raise Refusal(f"gradients do not flow through '{node}'")
+        is_cut = value is not None and node in site.path and needs and kind_of(node) == "detach"
+        if is_cut and is_same_shape(traced(node).shape, traced(site.scores).shape):
+            raise Refusal(f"gradients do not flow through '{node}'")
     inside = {site.scores, *site.path, site.output}
     node = site.scores.next
     while node is not site.output:
@@ -175,7 +175,7 @@ def _is_dense(node: Node) -> bool:
 def _check_uses(site: Site, plan: Plan) -> None:
     """Check that operands are what they were, and that no gradient flows from elsewhere."""
     sources = [plan.q.node, plan.k.node, plan.v.node, *plan.operands]
-    sources += [p.node for p in (plan.sink, plan.keep) if hasattr(p, "node")]
+    sources += [p.node for p in (plan.sink, plan.keep) if isinstance(p, Placed)]
     node, *_ = closure(site.output, sources)[0]
     while node is not site.output:
         for target in targets_of(node):

@@ -95,11 +95,12 @@ def _source(node: Node, lengths: Lengths) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     sizes = [_small(size, lengths) for size in value.shape]
-    order = sorted(range(len(sizes)), key=lambda n: (-int(value.stride(n)), n))
+    given: Sequence[int] = value.stride()
+    order = sorted(range(len(sizes)), key=lambda n: (-given[n], n))
     strides = [0] * len(sizes)
     reach = 1
     for place in reversed(order):
-        if value.stride(place) != 0:
+        if given[place] != 0:
             strides[place] = reach
             reach *= max(sizes[place], 1)
     made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
@@ -118,8 +119,8 @@ def _copied(
             return item
         return lengths.get(item, item)
 
-    arguments: Sequence[Any] = torch.fx.node.map_aggregate(node.args, shorter)  # type: ignore[assignment]
-    keywords: Mapping[str, Any] = torch.fx.node.map_aggregate(dict(node.kwargs), shorter)  # type: ignore[assignment]
+    arguments: Sequence[Any] = torch.fx.node.map_aggregate(node.args, shorter)
+    keywords: Mapping[str, Any] = torch.fx.node.map_aggregate(dict(node.kwargs), shorter)
     args, kwargs = torch.fx.map_arg((arguments, keywords), small.__getitem__)
     made = graph.create_node(node.op, node.target, tuple(args), dict(kwargs))
     values = torch.fx.map_arg((args, kwargs), lambda item: item.meta["example_value"])

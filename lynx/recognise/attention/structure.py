@@ -47,7 +47,7 @@ class Memory:
 
 
 def structure_of(site: Site, is_written: Callable[[Node], bool]) -> tuple[Any, list[Node]]:
-    """Return a key that is equal for sites of which the same is made, and the nodes in its order."""
+    """Return a key that is equal for sites of which the same is made, and nodes in its order."""
     own = {site.scores, *site.path, site.output}
     nodes = [site.output]
     numbers = {site.output: 0}

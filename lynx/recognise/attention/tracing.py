@@ -55,7 +55,7 @@ def dropout_probability(node: Node) -> float:
     """Return the probability with which elements are dropped; `Refusal` if it is not known."""
     if kind_of(node) != "dropout":
         raise Refusal(f"'{node}' drops in a way that is not understood")
-    names = ("input", "p", "training", "inplace")
+    names: tuple[str, ...] = ("input", "p", "training", "inplace")
     if node.target is torch.dropout:
         names = ("input", "p", "train")
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
@@ -90,6 +90,8 @@ class Replay:
                 known[node] = self._value(node, known)
 
     def _value(self, node: Node, known: Mapping[Node, Any]) -> Any:
+        given: Sequence[Any]
+        named: Mapping[str, Any]
         given, named = torch.fx.map_arg((node.args, node.kwargs), lambda item: known[item])
         if node in self.path and given and isinstance(given[0], torch.Tensor):
             if self.drop is not None and is_dropout(node):
@@ -180,9 +182,9 @@ def trace(
 def tracing(value: torch.Tensor) -> Iterator[None]:
     """Compute with fake tensors of the kind of a traced one, and record no gradients."""
     mode = fake_mode_of(value)
-    with torch.no_grad(), mode if mode is not None else contextlib.nullcontext():
-        with python_dispatch():
-            yield
+    fake = contextlib.nullcontext() if mode is None else mode
+    with torch.no_grad(), fake, python_dispatch():
+        yield
 
 
 def _sizes(graph: torch.fx.Graph) -> list[Node]:
@@ -244,5 +246,9 @@ def _without_conversions_of_numbers(graph: torch.fx.Graph) -> None:
             floats = isinstance(dtype, torch.dtype) and dtype.is_floating_point
             number = float(item) if floats else item
             for user in list(node.users):
-                user.args = torch.fx.map_arg(user.args, lambda n, x=number, o=node: x if n is o else n)
+                user.args = _replaced(user.args, node, number)
             graph.erase_node(node)
+
+
+def _replaced(arguments: Any, node: Node, item: Any) -> Any:
+    return torch.fx.map_arg(arguments, lambda given: item if given is node else given)

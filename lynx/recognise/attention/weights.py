@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from lynx.ir.core import Op, Value
+from lynx.ir.core import Value
 from lynx.ir.dims import is_equal
 from lynx.ir.errors import LynxError
 from lynx.ir.ops import elementwise_arithmetic as arithmetic
@@ -22,76 +21,10 @@ from lynx.recognise.nodes import Refusal
 
 from .facts import Empty, Fact, LogTotal, LogWeight, Raw, Row, Total, Weight
 from .tracing import Trace
+from .walk import Walk, apply, fact_rule, refusal
 
 TINY = 1e-6
 """What may be added to a sum of exponentials, to keep zeros from being divided by, and no more."""
-
-Rule = Callable[["Walk", Any], Fact]
-_RULES: dict[type[Op], Rule] = {}
-
-
-def _rule(*kinds: type[Op]) -> Callable[[Rule], Rule]:
-    def register(rule: Rule) -> Rule:
-        for kind in kinds:
-            _RULES[kind] = rule
-        return rule
-
-    return register
-
-
-class Walk:
-    """What is known of the values of a trace."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.facts: dict[Value, Fact] = {trace.scores: Raw(trace.scores)}
-        for op in trace.graph.ops:
-            if any(operand in self.facts for operand in op.operands):
-                fact = self._fact(op)
-                self.facts.update(dict.fromkeys(op.results, fact))
-
-    def of(self, item: Any) -> Fact | None:
-        """Return what is known of an operand that depends on the scores."""
-        return self.facts.get(item) if isinstance(item, Value) else None
-
-    def _fact(self, op: Op) -> Fact:
-        rule = _RULES.get(type(op))
-        if rule is not None:
-            return rule(self, op)
-        facts = [self.facts[operand] for operand in op.operands if operand in self.facts]
-        if op.is_elementwise and all(isinstance(f, Raw) and not f.is_shifted for f in facts):
-            return self.rebuilt(op)
-        raise refusal(op, facts)
-
-    def rebuilt(self, op: Op) -> Raw:
-        """Return what an op makes of scores, without what was subtracted from whole rows."""
-        facts = {item: self.facts[item] for item in op.operands if item in self.facts}
-        values: dict[Value, Value] = {}
-        is_shifted = False
-        for item, fact in facts.items():
-            if not isinstance(fact, Raw) or fact.sink is not None:
-                raise refusal(op, [fact])
-            values[item] = fact.value
-            is_shifted |= fact.is_shifted
-        return Raw(apply(op, values), is_shifted=is_shifted)
-
-
-def apply(op: Op, values: dict[Value, Value]) -> Value:
-    """Return the result of an op over other operands."""
-    try:
-        return op.replace_operands(values).results[0]
-    except LynxError as error:
-        raise Refusal(f"'{op.name}' of scores is not understood: {error.message}") from error
-
-
-def refusal(op: Op, facts: list[Any]) -> Refusal:
-    """Return why an op is none that attention does."""
-    words = {
-        Raw: "scores", Row: "values of whole rows", Weight: "weights", Total: "sums of weights",
-        LogTotal: "sums of weights", LogWeight: "logarithms of weights", Empty: "masks of scores",
-    }  # fmt: skip
-    what = words[type(facts[0])] if facts else "scores"
-    return Refusal(f"'{op.name}' of {what} is not what attention does")
 
 
 def _is_number(item: Any, value: float) -> bool:
@@ -101,13 +34,13 @@ def _is_number(item: Any, value: float) -> bool:
 # layout
 
 
-@_rule(layout.Reshape, layout.Permute, layout.Unsqueeze, layout.Squeeze, layout.Broadcast,
+@fact_rule(layout.Reshape, layout.Permute, layout.Unsqueeze, layout.Squeeze, layout.Broadcast,
        slicing.Slice, slicing.Select, arithmetic.Cast, arithmetic.Copy)  # fmt: skip
 def _moved(walk: Walk, op: Any) -> Fact:
     fact = walk.facts[op.x]
-    if isinstance(op, arithmetic.Cast) and not op.dtype.is_floating:
-        if not isinstance(fact, Empty):
-            raise Refusal("its weights become integers")
+    becomes_integer = isinstance(op, arithmetic.Cast) and not op.dtype.is_floating
+    if becomes_integer and not isinstance(fact, Empty):
+        raise Refusal("its weights become integers")
     if isinstance(fact, Raw):
         return _moved_raw(op, fact)
     if isinstance(fact, Weight):
@@ -156,7 +89,7 @@ def _without_sink(op: Any, fact: Weight) -> Weight:
 # from scores to weights
 
 
-@_rule(Softmax, SafeSoftmax)
+@fact_rule(Softmax, SafeSoftmax)
 def _softmax(walk: Walk, op: Any) -> Fact:
     fact = walk.facts[op.x]
     if not isinstance(fact, Raw):
@@ -168,7 +101,7 @@ def _softmax(walk: Walk, op: Any) -> Fact:
     return Weight(fact, fact, op.out, op.dim, op.out, zero_empty=safe)
 
 
-@_rule(LogSoftmax)
+@fact_rule(LogSoftmax)
 def _log_softmax(walk: Walk, op: LogSoftmax) -> Fact:
     fact = walk.facts[op.x]
     if not isinstance(fact, Raw) or fact.sink is not None:
@@ -176,7 +109,7 @@ def _log_softmax(walk: Walk, op: LogSoftmax) -> Fact:
     return LogWeight(fact, op.dim)
 
 
-@_rule(reduction.Amax, reduction.MaxWithIndex, reduction.MaxOfAll, reduction.Mean)
+@fact_rule(reduction.Amax, reduction.MaxWithIndex, reduction.MaxOfAll, reduction.Mean)
 def _row(walk: Walk, op: Any) -> Fact:
     fact = walk.facts[op.x]
     if isinstance(fact, Raw):
@@ -184,7 +117,7 @@ def _row(walk: Walk, op: Any) -> Fact:
     raise refusal(op, [fact])
 
 
-@_rule(reduction.LogSumExp)
+@fact_rule(reduction.LogSumExp)
 def _log_total(walk: Walk, op: reduction.LogSumExp) -> Fact:
     fact = walk.facts[op.x]
     if not isinstance(fact, Raw) or len(op.dims) != 1:
@@ -194,7 +127,7 @@ def _log_total(walk: Walk, op: reduction.LogSumExp) -> Fact:
     return LogTotal(fact, op.dims[0])
 
 
-@_rule(math_ops.Exp)
+@fact_rule(math_ops.Exp)
 def _exp(walk: Walk, op: math_ops.Exp) -> Fact:
     fact = walk.facts[op.x]
     if isinstance(fact, Raw) and fact.sink is None:
@@ -206,7 +139,7 @@ def _exp(walk: Walk, op: math_ops.Exp) -> Fact:
     raise refusal(op, [fact])
 
 
-@_rule(math_ops.Negate)
+@fact_rule(math_ops.Negate)
 def _negate(walk: Walk, op: math_ops.Negate) -> Fact:
     fact = walk.facts[op.x]
     if isinstance(fact, Row) and not fact.is_exponential:
@@ -216,7 +149,7 @@ def _negate(walk: Walk, op: math_ops.Negate) -> Fact:
     raise refusal(op, [fact])
 
 
-@_rule(math_ops.Log)
+@fact_rule(math_ops.Log)
 def _log(walk: Walk, op: math_ops.Log) -> Fact:
     fact = walk.facts[op.x]
     if isinstance(fact, Total) and not fact.is_inverse:
@@ -226,7 +159,7 @@ def _log(walk: Walk, op: math_ops.Log) -> Fact:
     raise refusal(op, [fact])
 
 
-@_rule(arithmetic.Subtract)
+@fact_rule(arithmetic.Subtract)
 def _subtract(walk: Walk, op: Any) -> Fact:
     a, b = walk.of(op.x), walk.of(op.y)
     if isinstance(a, Raw) and isinstance(b, Row) and not b.is_exponential:
@@ -242,7 +175,7 @@ def _subtract(walk: Walk, op: Any) -> Fact:
     raise refusal(op, [fact for fact in (a, b) if fact is not None])
 
 
-@_rule(slicing.Concatenate)
+@fact_rule(slicing.Concatenate)
 def _concatenate(walk: Walk, op: slicing.Concatenate) -> Fact:
     """Add one column to scores: a sink."""
     facts = [walk.of(part) for part in op.parts]
@@ -257,7 +190,7 @@ def _concatenate(walk: Walk, op: slicing.Concatenate) -> Fact:
     return Raw(raw.value, other, op.dim, place == 1)
 
 
-@_rule(slicing.Pad)
+@fact_rule(slicing.Pad)
 def _pad(walk: Walk, op: slicing.Pad) -> Fact:
     """Add one column of a number to scores."""
     fact = walk.facts[op.x]
@@ -273,7 +206,7 @@ def _pad(walk: Walk, op: slicing.Pad) -> Fact:
 # totals
 
 
-@_rule(reduction.Sum)
+@fact_rule(reduction.Sum)
 def _sum(walk: Walk, op: reduction.Sum) -> Fact:
     fact = walk.facts[op.x]
     if not isinstance(fact, Weight) or len(op.dims) != 1 or fact.is_uneven:
@@ -281,18 +214,18 @@ def _sum(walk: Walk, op: reduction.Sum) -> Fact:
     return Total(fact, op.dims[0])
 
 
-@_rule(arithmetic.Clamp)
+@fact_rule(arithmetic.Clamp)
 def _clamp(walk: Walk, op: Any) -> Fact:
     fact = walk.of(op.x)
-    if isinstance(fact, Total) and op.min is not None and op.max is None:
-        if isinstance(op.min, int | float) and 0 <= op.min <= TINY:
-            return replace(fact, zero_empty=True)
+    is_tiny = isinstance(op.min, int | float) and 0 <= op.min <= TINY and op.max is None
+    if isinstance(fact, Total) and is_tiny:
+        return replace(fact, zero_empty=True)
     if isinstance(fact, Raw) and not fact.is_shifted:
         return walk.rebuilt(op)
     raise refusal(op, [fact])
 
 
-@_rule(math_ops.Reciprocal)
+@fact_rule(math_ops.Reciprocal)
 def _reciprocal(walk: Walk, op: Any) -> Fact:
     fact = walk.facts[op.x]
     if isinstance(fact, Total):
@@ -302,7 +235,7 @@ def _reciprocal(walk: Walk, op: Any) -> Fact:
     raise refusal(op, [fact])
 
 
-@_rule(arithmetic.Add)
+@fact_rule(arithmetic.Add)
 def _add(walk: Walk, op: Any) -> Fact:
     a, b = walk.of(op.x), walk.of(op.y)
     if all(fact is None or isinstance(fact, Raw) for fact in (a, b)):
@@ -330,7 +263,7 @@ def _add(walk: Walk, op: Any) -> Fact:
 # what is done to weights
 
 
-@_rule(arithmetic.Multiply)
+@fact_rule(arithmetic.Multiply)
 def _multiply(walk: Walk, op: Any) -> Fact:
     a, b = walk.of(op.x), walk.of(op.y)
     if all(fact is None or isinstance(fact, Raw) for fact in (a, b)):
@@ -400,7 +333,7 @@ def _built(kind: Any, *operands: Any) -> Value:
     return result
 
 
-@_rule(arithmetic.Divide)
+@fact_rule(arithmetic.Divide)
 def _divide(walk: Walk, op: Any) -> Fact:
     a, b = walk.of(op.x), walk.of(op.y)
     if all(fact is None or isinstance(fact, Raw) for fact in (a, b)) and not (
@@ -431,7 +364,7 @@ def _normalized(weight: Weight, total: Total, result: Value) -> Weight:
     )  # fmt: skip
 
 
-@_rule(arithmetic.Where)
+@fact_rule(arithmetic.Where)
 def _where(walk: Walk, op: Any) -> Fact:
     fields = [getattr(op, name) for name in op.operand_fields]
     condition, a, b = fields
@@ -468,7 +401,7 @@ def _is_zero(item: Any) -> bool:
     return _is_number(item, 0)
 
 
-@_rule(math_ops.NanToNum)
+@fact_rule(math_ops.NanToNum)
 def _nan_to_num(walk: Walk, op: Any) -> Fact:
     fact = walk.of(op.x)
     if isinstance(fact, Weight) and fact.is_normalized:
@@ -483,7 +416,7 @@ def _nan_to_num(walk: Walk, op: Any) -> Fact:
 # masks of scores
 
 
-@_rule(*(kind for kind in vars(compare).values()
+@fact_rule(*(kind for kind in vars(compare).values()
          if isinstance(kind, type) and issubclass(kind, compare.Comparison)))  # fmt: skip
 def _compare(walk: Walk, op: Any) -> Fact:
     a, b = walk.of(op.x), walk.of(op.y)
@@ -494,7 +427,7 @@ def _compare(walk: Walk, op: Any) -> Fact:
     raise Refusal("a mask depends on the scores")
 
 
-@_rule(compare.IsInf)
+@fact_rule(compare.IsInf)
 def _is_inf(walk: Walk, op: Any) -> Fact:
     fact = walk.of(op.x)
     if isinstance(fact, Raw):
@@ -502,7 +435,7 @@ def _is_inf(walk: Walk, op: Any) -> Fact:
     raise Refusal("a mask depends on the scores")
 
 
-@_rule(reduction.AllNonzero, reduction.AnyNonzero)
+@fact_rule(reduction.AllNonzero, reduction.AnyNonzero)
 def _all(walk: Walk, op: Any) -> Fact:
     fact = walk.of(op.x)
     is_all = isinstance(op, reduction.AllNonzero)
@@ -511,9 +444,14 @@ def _all(walk: Walk, op: Any) -> Fact:
     raise Refusal("a mask depends on the scores")
 
 
-@_rule(compare.LogicalNot, compare.BitwiseNot)
+@fact_rule(compare.LogicalNot, compare.BitwiseNot)
 def _not(walk: Walk, op: Any) -> Fact:
     fact = walk.of(op.x)
     if isinstance(fact, Empty):
         return dataclasses.replace(fact, is_inverted=not fact.is_inverted)
     raise Refusal("a mask depends on the scores")
+
+
+def facts_of(trace: Trace) -> dict[Value, Fact]:
+    """Return what is known of each value of a trace that depends on the scores."""
+    return Walk(trace).facts

@@ -95,7 +95,7 @@ class _Memory:
         self.groups.setdefault(group, []).append(node)
 
     def is_free(self, target: Node, writer: Node) -> bool:
-        """Whether all that is read of a tensor's memory after a write is read through the tensor."""
+        """Whether a tensor's memory is read only through the tensor after a write."""
         group = self.of.get(target)
         if group is None:
             return False
