@@ -472,7 +472,7 @@ def masked_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 @idiom(lambda b, n, d: (drawn(d, b, HEADS, 3, DEPTH), drawn(d, b, HEADS, n, DEPTH),
                         drawn(d, b, HEADS, n, 24)))  # fmt: skip
 def cross_attention_of_other_depth(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.softmax(torch.baddbmm(torch.zeros(1), q.flatten(0, 1), k.flatten(0, 1).mT,
+    return F.softmax(torch.baddbmm(torch.zeros(1, dtype=q.dtype), q.flatten(0, 1), k.flatten(0, 1).mT,
                                    beta=0, alpha=0.25), -1) @ v.flatten(0, 1)  # fmt: skip
 
 

@@ -20,10 +20,13 @@ import torch.fx
 from lynx.compat import outside_tracing, size_hint
 from lynx.recognise.nodes import Node, Refusal, expression, tensor_of
 
-from .tracing import Replay
+from .tracing import Replay, computing_dtype
 
 TOLERANCE = 1e-4
 """How much results may differ, relative to the greatest of them."""
+
+ROUGH = 4e-2
+"""The same where results are rounded to less precision on the way."""
 
 LARGEST = 1 << 21
 """How many scores at most are computed in a check."""
@@ -77,15 +80,23 @@ def check(computation: Computation) -> None:
     for values in _assignments(computation):
         if _score_count(computation, values) > LARGEST:
             continue
-        try:
-            with _quietly():
-                for is_masked in (False, True):
-                    _compare(computation, values, is_masked)
-        except _Unsuitable:
-            continue
-        tried += 1
+        tried += any(_is_compared(computation, values, precise) for precise in (True, False))
     if not tried:
         raise Unchecked("no sizes were found for which it could be checked")
+
+
+def _is_compared(computation: Computation, values: Mapping[str, int], precise: bool) -> bool:
+    """Compare both ways at some sizes; whether that was possible.
+
+    If not `precise`, element types are those of the model, and so are conversions.
+    """
+    try:
+        with _quietly():
+            for is_masked in (False, True):
+                _compare(computation, values, is_masked, precise)
+    except _Unsuitable:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -143,8 +154,10 @@ def _score_count(computation: Computation, values: Mapping[str, int]) -> int:
     return math.prod(_number(size, values) for size in shape)
 
 
-def _compare(computation: Computation, values: Mapping[str, int], is_masked: bool) -> None:
-    draw = _Draw(values, is_masked)
+def _compare(
+    computation: Computation, values: Mapping[str, int], is_masked: bool, precise: bool
+) -> None:
+    draw = _Draw(values, is_masked, precise)
     known = {node: draw.value(node) for node in computation.sources}
     noises = set(computation.dropouts.values())
     for node in noises:
@@ -153,22 +166,31 @@ def _compare(computation: Computation, values: Mapping[str, int], is_masked: boo
     try:
         expected, wanted = _run(
             computation.before, computation.output, known, noises,
-            lambda node, x: x * known[drops[node]],
+            lambda node, x: x * known[drops[node]], precise=precise,
         )  # fmt: skip
     except Exception as error:  # whatever a model does with such sizes
         raise _Unsuitable from error
-    actual, found = _run(computation.after, computation.result, known, noises, None)
-    if not _is_close(actual, expected):
+    actual, found = _run(
+        computation.after, computation.result, known, noises, None, precise=precise
+    )
+    tolerance = TOLERANCE if precise else ROUGH
+    if not _is_close(actual, expected, tolerance):
         raise Refusal("it would not compute the same")
     if expected.isnan().any():
         return
     for ours, theirs in zip(found, wanted, strict=True):
-        if not _is_close(ours, theirs):
+        if not _is_close(ours, theirs, tolerance):
             raise Refusal("its gradients would not be the same")
 
 
 def _run(
-    nodes: Sequence[Node], output: Node, known: Mapping[Node, Any], noises: set[Node], drop: Any
+    nodes: Sequence[Node],
+    output: Node,
+    known: Mapping[Node, Any],
+    noises: set[Node],
+    drop: Any,
+    *,
+    precise: bool,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return the result of nodes, and the gradients of sources for a gradient that is fixed."""
     given = dict(known)
@@ -179,7 +201,7 @@ def _run(
         if value.is_floating_point() and node.meta["example_value"].requires_grad:
             given[node] = value.detach().requires_grad_()
             leaves.append(given[node])
-    Replay(nodes, drop).run(nodes, given)
+    Replay(nodes, drop, keeps_precision=precise).run(nodes, given)
     result = given[output]
     if not leaves or not result.requires_grad:
         return result.detach(), [torch.zeros_like(leaf) for leaf in leaves]
@@ -192,23 +214,24 @@ def _run(
     ]
 
 
-def _is_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+def _is_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     if actual.shape != expected.shape:
         return False
     actual, expected = actual.double(), expected.double()
     finite = expected[expected.isfinite()].abs()
     scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
     return bool(
-        torch.isclose(actual, expected, rtol=0, atol=TOLERANCE * scale, equal_nan=True).all()
+        torch.isclose(actual, expected, rtol=0, atol=tolerance * scale, equal_nan=True).all()
     )
 
 
 class _Draw:
     """Draws tensors like traced ones, the same for the same order."""
 
-    def __init__(self, values: Mapping[str, int], is_masked: bool) -> None:
+    def __init__(self, values: Mapping[str, int], is_masked: bool, precise: bool) -> None:
         self.values = values
         self.is_masked = is_masked
+        self.precise = precise
         self.generator = torch.Generator().manual_seed(0)
 
     def value(self, node: Node) -> Any:
@@ -231,7 +254,7 @@ class _Draw:
             return self._with_empty_rows(uniform < 0.7, False)
         if not traced.is_floating_point():
             return (uniform * 2).to(traced.dtype)
-        wide = torch.float64 if traced.dtype is torch.float64 else torch.float32
+        wide = self._computing(traced.dtype)
         if self.is_masked and not traced.requires_grad:
             least = torch.finfo(traced.dtype).min
             masked = torch.where(uniform < 0.2, -math.inf, torch.where(uniform < 0.4, least, 0.0))
@@ -249,8 +272,11 @@ class _Draw:
         shape = [_number(size, self.values) for size in traced.shape]
         probability = float(node.args[1])  # type: ignore[arg-type]
         kept = torch.rand(shape, generator=self.generator) >= probability
-        wide = torch.float64 if traced.dtype is torch.float64 else torch.float32
+        wide = self._computing(traced.dtype)
         return (kept.to(wide) / (1 - probability)).to(traced.device)
+
+    def _computing(self, dtype: torch.dtype) -> torch.dtype:
+        return computing_dtype(dtype) if self.precise else dtype
 
     @staticmethod
     def _constant(node: Node) -> Any:
