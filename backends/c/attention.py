@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lynx.ir.errors import CompileError
-from lynx.ir.kernel import Apply, Kernel, Scalar
+from lynx.ir.kernel import Apply, Check, Kernel, Scalar
 from lynx.ir.native import AttentionCall
 from lynx.ir.types import DType
 from lynx.passes.attention.masks import SURELY_HIDDEN, Mask, mask_of, number_of
@@ -35,10 +35,14 @@ _FAR_BELOW = 110.0
 
 @dataclass(frozen=True)
 class AttentionText:
-    """The file of an attention, with `NAME` for its name, and what its function is passed."""
+    """The file of an attention, with `NAME` for its name, and what its function is passed.
+
+    `messages` say what failed where the score function checks something.
+    """
 
     text: str
     arguments: Arguments
+    messages: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -54,6 +58,7 @@ class ScorePrinter:
         self.kernel = kernel
         self.arguments = arguments
         self.score = score_of(kernel)
+        self.checks = [i for i in kernel.body if isinstance(i, Check)]
         self.mask: Mask = mask_of(kernel)
         self.regions, self.affine, self.other = regions_of(self.mask.literals)
         self.prescale, self.products = scaled_product(kernel)
@@ -87,12 +92,18 @@ class ScorePrinter:
     def row_function(self, name: str, rows: Rows) -> str:
         """Return a function that makes scores of the products of a row."""
         text = rows.text(self.score)
-        loop = [] if text == "s[l]" else [*rows.loop, f"s[l] = {text};"]
+        conditions = [f"!({rows.text(check.condition)})" for check in self.checks]
+        failing = [f"bad{n} |= {condition};" for n, condition in enumerate(conditions)]
+        loop = [] if text == "s[l]" else [*rows.loop, *failing, f"s[l] = {text};"]
+        clause = f" reduction(|:{', '.join(f'bad{n}' for n in range(len(failing)))})"
+        before = [f"i32 bad{n} = 0;" for n in range(len(failing))]
+        after = [f"if (bad{n}) note_failure(x, x->codes[{n}]);" for n in range(len(failing))]
+        lines = [*before, *row_lines(rows, loop, clause if failing else ""), *after]
         head = (
             f"INLINE void OWN({name})(const struct attention *x, i64 b, i64 h, i64 q, i64 k0,\n"
             f"                        i64 n, real *restrict s) {{"
         )
-        return "\n".join([head, *(f"  {line}" for line in row_lines(rows, loop)), "}"])
+        return "\n".join([head, *(f"  {line}" for line in lines), "}"])
 
     def _is_visible(self) -> str:
         rows = self.rows()
@@ -243,7 +254,8 @@ class ForwardPrinter:
             *functions,
             part("forward"),
         ]
-        return AttentionText(with_helpers("\n".join(body)), self.arguments)
+        messages = tuple(check.message for check in self.score.checks)
+        return AttentionText(with_helpers("\n".join(body)), self.arguments, messages)
 
 
 def common_settings(call: AttentionCall, score: ScorePrinter) -> list[str]:

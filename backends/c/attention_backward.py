@@ -62,7 +62,8 @@ class BackwardPrinter:
             *functions,
             part("backward"),
         ]
-        return AttentionText(with_helpers("\n".join(body)), self.arguments)
+        messages = tuple(check.message for check in self.score.checks)
+        return AttentionText(with_helpers("\n".join(body)), self.arguments, messages)
 
     def _gradients(self) -> list[str]:
         """Return the functions that tell the sizes of gradients of operands, and write them."""

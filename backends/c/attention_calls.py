@@ -18,6 +18,8 @@ from .attention import AttentionText, ForwardPrinter
 from .attention_backward import BackwardPrinter
 from .text import SymbolNames, dim
 
+NO_MEMORY = "out of memory for the scratch space of kernels"
+
 
 def attention_text(call: AttentionCall | AttentionBackwardCall) -> AttentionText:
     """Return the file of an attention; `CompileError` if it cannot be printed."""
@@ -35,8 +37,8 @@ def kernel_of(call: NativeCall) -> Kernel:
 
 
 def call_lines(
-    call: AttentionCall | AttentionBackwardCall, text: AttentionText, name: str, failed: int,
-    pointer: Callable[[Pointer], str], names: SymbolNames,
+    call: AttentionCall | AttentionBackwardCall, text: AttentionText, name: str,
+    message: Callable[[str], int], pointer: Callable[[Pointer], str], names: SymbolNames,
 ) -> list[str]:  # fmt: skip
     """Return the statements that call the function of an attention."""
     forward = call if isinstance(call, AttentionCall) else call.forward
@@ -59,6 +61,7 @@ def call_lines(
         if call.sink is not None:
             shape = ", ".join(dim(size, names) for size in call.sink.shape)
             fields["sink_shape"] = f"{{{shape}}}"
+    codes = [str(message(said)) for said in text.messages]
     numbers = [names(symbol) for symbol in text.arguments.symbols]
     return [
         "  {",
@@ -66,11 +69,13 @@ def call_lines(
         f"    void *operands[] = {{{', '.join([*operands, '0'])}}};",
         f"    void *grads[] = {{{', '.join([*(f'(void *)({g})' for g in grads), '0'])}}};",
         f"    const i64 numbers[] = {{{', '.join([*numbers, '0'])}}};",
+        f"    const i64 codes[] = {{{', '.join([*codes, '0'])}}};",
         "    struct attention x = {",
         *(f"      .{field} = {value}," for field, value in fields.items()),
         "      .operands = operands, .grads = grads, .numbers = numbers,",
+        "      .failed = &failed, .codes = codes,",
         "      .take = lynx_take, .give = lynx_give, .run = lynx_run};",
-        f"    if (!{name}_attention(&x)) return {failed};",
+        f"    if (!{name}_attention(&x)) return {message(NO_MEMORY)};",
         "  }",
     ]
 

@@ -46,6 +46,8 @@ struct attention {
   void *const *operands;
   void *const *grads;
   const i64 *numbers;
+  i64 *failed;
+  const i64 *codes;
   char *(*take)(i64);
   void (*give)(char *);
   void (*run)(struct step *, i64, char *);
@@ -56,6 +58,14 @@ struct attention {
   f64 *of_sink;
   char *packs;
 };
+
+/* Notes that a check failed; of several, the first one counts. */
+NOINLINE void note_failure(const struct attention *x, i64 code) {
+  i64 old = __atomic_load_n(x->failed, __ATOMIC_RELAXED);
+  while ((old == 0 || code < old) &&
+         !__atomic_compare_exchange_n(x->failed, &old, code, 0, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED));
+}
 
 /* Cuts work into chunks by its amount alone, so that no sum depends on the number of threads.
    `cost` is that of a unit in picoseconds. */

@@ -26,6 +26,7 @@ from lynx.ir.native import (
 from lynx.ir.store import ArtifactStore
 
 from . import attention, attention_calls, gemm, library
+from .attention_calls import NO_MEMORY
 from .compiler import BuildError, Compiler, build, check, find_compiler, key_of
 from .integers import division_text
 from .math import helpers_text
@@ -47,8 +48,6 @@ PARTIAL_LIMIT = 64
 
 Attention = AttentionCall | AttentionBackwardCall
 """What runs in a file of its own."""
-
-NO_MEMORY = "out of memory for the scratch space of kernels"
 
 
 class KernelBuildError(CompileError):
@@ -261,8 +260,8 @@ class SegmentPrinter:
     def _attention(self, call: Attention) -> list[str]:
         text = self.program.attentions[call]
         name = self.program.attention_names[text.text]
-        failed = self.program.message(NO_MEMORY)
-        return attention_calls.call_lines(call, text, name, failed, self.pointer, self.symbol)
+        message = self.program.message
+        return attention_calls.call_lines(call, text, name, message, self.pointer, self.symbol)
 
     def _runs(self) -> Iterator[list[KernelCall] | ProductCall | Attention]:
         run: list[KernelCall] = []

@@ -16,6 +16,7 @@ from lynx.ir.errors import CompileError
 from lynx.ir.kernel import (
     Apply,
     Buffer,
+    Check,
     Constant,
     Convert,
     Index,
@@ -110,7 +111,8 @@ class _Reverse:
         builder = self.builder
         (store,) = (i for i in self.kernel.body if isinstance(i, Store))
         for instruction in self.kernel.body:
-            if not isinstance(instruction, Store):
+            # What is checked of the score was checked when it was computed first.
+            if not isinstance(instruction, Store | Check):
                 self._copy(instruction)
         real = store.value.dtype
         grad = Buffer(GRAD, real, store.buffer.extent)

@@ -8,7 +8,6 @@ from lynx.ir.dims import Dim
 from lynx.ir.errors import CompileError
 from lynx.ir.kernel import (
     Buffer,
-    Check,
     Index,
     Instruction,
     Kernel,
@@ -129,5 +128,3 @@ def _check(body: list[Instruction], products: Buffer, place: Index) -> None:
                     )
             case Reduce():
                 raise CompileError("no-kernel", "a score depends on a reduction", instruction.loc)
-            case Check():
-                raise CompileError("no-kernel", "a score function may fail", instruction.loc)
