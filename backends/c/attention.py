@@ -263,7 +263,8 @@ def common_settings(call: AttentionCall, score: ScorePrinter) -> list[str]:
     sink = call.sink.dtype if call.sink is not None else None
     real = DType.F64 if call.q.dtype is DType.F64 else DType.F32
     return [
-        "enum { TILE_KEYS = 256, BLOCK_ROWS = 96, PACKED_KEYS = 192, FEW_ROWS = 4 };",
+        "enum { BLOCK_ROWS = 96, PACKED_KEYS = 192, FEW_ROWS = 4 };",
+        "enum { TILE_KEYS = 256 / COLUMNS * COLUMNS };",
         "#define PITCH (TILE_KEYS + COLUMNS)",
         "#define WAVE_BYTES (32LL << 20)",
         f"#define PRESCALE {score.prescale!r}",
