@@ -73,7 +73,10 @@ class Attending(Op):
         score = self.scoring()
         if score is None:
             return {}
-        dim, step = {"b": (0, 1), "g": (1, self.group), "r": (1, 1), "q": (2, 1)}[factor]
+        cuts = {"b": (0, 1), "g": (1, self.group), "r": (1, 1), "q": (2, 1)}
+        if factor not in cuts:
+            raise self.error("no-local-form", f"needs all of '{factor}' at once")
+        dim, step = cuts[factor]
         part = (
             CannotCut("heads are not shared evenly")
             if step is None
