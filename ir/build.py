@@ -17,7 +17,7 @@ from .errors import CompileError
 from .fields import fields_of
 from .location import UNKNOWN, Location
 from .ops.aten import Aten
-from .ops.fusion import Region
+from .ops.fusion import Fused, Region
 from .parser_values import (
     Attribute,
     GraphNode,
@@ -30,7 +30,7 @@ from .parser_values import (
     at_text,
     unknown,
 )
-from .types import DType, is_same_type
+from .types import DType, Type, is_same_type
 
 _WRONG_FIELDS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """What the inference of an op may raise for fields that no caller but a text would give it."""
@@ -112,6 +112,7 @@ class GraphBuilder:
         else:
             given = self._aten(node) if kind is Aten else self._operands(kind, node)
             given |= _attributes(kind, node)
+            given |= self._regions(kind, node)
         if node.loc is not None:
             loc = node.loc
         else:
@@ -130,20 +131,36 @@ class GraphBuilder:
         return op
 
     def _fused(self, node: RegionNode) -> dict[str, Any]:
+        inputs = tuple([self.value(given) for _, given in node.parameters])
+        return {"inputs": inputs, "body": self._region(node, [value.type for value in inputs])}
+
+    def _regions(self, kind: type[Op], node: OpNode) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        known = () if kind is Fused else kind.region_fields
+        for region in node.regions:
+            name = region.name
+            assert name is not None
+            if name not in known:
+                raise unknown("unknown-attribute", f"region of '{kind.name}'", name, known)
+            if name in given:
+                raise Mistake("duplicate-attribute", f"region '{name}' is given twice", name)
+            given[str(name)] = self._region(region, [type_.type for _, type_ in region.parameters])
+        return given
+
+    def _region(self, node: RegionNode, types: list[Type]) -> Region:
         """Build a region, in which only its own values have names."""
         inner = GraphBuilder(self.file)
-        inputs = tuple([self.value(given) for _, given in node.bindings])
+        names = [name for name, _ in node.parameters]
         parameters = tuple(
-            [Value(v.type, name=n[1:]) for v, (n, _) in zip(inputs, node.bindings, strict=True)]
+            [Value(type_, name=name[1:]) for type_, name in zip(types, names, strict=True)]
         )
-        for parameter, (name, _) in zip(parameters, node.bindings, strict=True):
+        for parameter, name in zip(parameters, names, strict=True):
             inner.define(name, parameter)
         for item in node.ops:
-            if item.region is not None:
+            if item.region is not None or item.regions:
                 raise Mistake("bad-region", "a region holds another one", item.name)
         ops = tuple([inner.op(item) for item in node.ops])
-        results = tuple([inner.value(name) for name in node.results])
-        return {"inputs": inputs, "body": Region(parameters, ops, results)}
+        return Region(parameters, ops, tuple([inner.value(name) for name in node.results]))
 
     def _operands(self, kind: type[Op], node: OpNode) -> dict[str, Any]:
         names = kind.operand_fields

@@ -86,8 +86,9 @@ class Op:
     """Base of all ops. A subclass declares its operands and attributes as typed fields.
 
     Fields whose annotation mentions `Value`, `Operand` or `Argument` hold operands (values,
-    numbers, None, or tuples of them); all others are attributes. The constructor runs `infer`, so
-    that an ill-typed op cannot be built. Ops are compared by identity.
+    numbers, None, or tuples of them), those that mention `Region` ops of their own; all others are
+    attributes. The constructor runs `infer`, so that an ill-typed op cannot be built. Ops are
+    compared by identity.
 
     Class attributes: `name` is the op's name in text; `is_random` marks ops that draw from a
     random generator (kept in order, never merged or removed); `is_view` those whose result may
@@ -103,6 +104,7 @@ class Op:
     registry: ClassVar[dict[str, type[Op]]] = {}
     operand_fields: ClassVar[tuple[str, ...]] = ()
     attribute_fields: ClassVar[tuple[str, ...]] = ()
+    region_fields: ClassVar[tuple[str, ...]] = ()
 
     loc: Location = field(default=UNKNOWN, kw_only=True)
     operands: tuple[Value, ...] = field(init=False, repr=False)
@@ -113,7 +115,9 @@ class Op:
         dataclass(frozen=True, eq=False, repr=False)(cls)
         own = [f for f in dataclasses.fields(cls) if f.name not in ("loc", "operands", "results")]
         cls.operand_fields = tuple(f.name for f in own if _holds_operands(str(f.type)))
-        cls.attribute_fields = tuple(f.name for f in own if not _holds_operands(str(f.type)))
+        cls.region_fields = tuple(f.name for f in own if "Region" in str(f.type))
+        others = (*cls.operand_fields, *cls.region_fields)
+        cls.attribute_fields = tuple(f.name for f in own if f.name not in others)
         if name:
             if name in Op.registry:
                 raise TypeError(f"two ops are called {name!r}")
@@ -151,6 +155,12 @@ class Op:
         return not self.is_random
 
     @property
+    def regions(self) -> dict[str, Any]:
+        """The regions that the op holds by name, in declaration order."""
+        held = {name: getattr(self, name) for name in self.region_fields}
+        return {name: region for name, region in held.items() if region is not None}
+
+    @property
     def attributes(self) -> dict[str, Any]:
         """The attributes by name, in declaration order."""
         return {name: getattr(self, name) for name in self.attribute_fields}
@@ -174,7 +184,11 @@ class Op:
         if self.shape_attributes:
             shape = self._local_shape(factor, size)
             changed |= dict.fromkeys(self.shape_attributes, shape)
-        return dataclasses.replace(self, **changed)
+        return dataclasses.replace(self, **changed, **self.local_fields(factor, start, size))
+
+    def local_fields(self, factor: str, start: Dim, size: Dim) -> dict[str, Any]:
+        """Return other fields that `localized` changes, such as regions."""
+        return {}
 
     def _local_shape(self, factor: str, size: Dim) -> tuple[Dim, ...]:
         """Return the shape of result 0 where one factor has another size."""

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from .core import Graph, Op, Value
-from .ops.fusion import Fused, Region
+from .ops.fusion import Region
 from .printer import Printer, format_literal, format_range, print_with
 from .types import is_same_type
 
@@ -114,11 +114,11 @@ def _compare_ops(where: str, left: _Side, a: Op, right: _Side, b: Op) -> Iterato
         yield from _compare(
             f"{where}: operand '{name}'", left.text(getattr(a, name)), right.text(getattr(b, name))
         )
-    if isinstance(a, Fused) and isinstance(b, Fused):
-        yield from _compare_regions(f"{where}: ", a.body, b.body)
+    yield from _compare(f"{where}: regions", list(a.regions), list(b.regions))
+    for name, region in a.regions.items():
+        if name in b.regions:
+            yield from _compare_regions(f"{where}: ", region, b.regions[name])
     for name in a.attribute_fields:
-        if name == "body":
-            continue
         texts = _texts(getattr(a, name), getattr(b, name))
         if texts[0] != texts[1] and name != "types":
             yield f"{where}: attribute '{name}': {texts[0]} / {texts[1]}"

@@ -41,13 +41,13 @@ _FIELDS: dict[type[Op], Mapping[str, Field]] = {}
 
 
 def fields_of(kind: type[Op]) -> Mapping[str, Field]:
-    """Return the operand and attribute fields of an op class."""
+    """Return the operand, attribute and region fields of an op class."""
     if kind not in _FIELDS:
         hints = typing.get_type_hints(kind)
         declared = {field.name: field for field in dataclasses.fields(kind)}
         _FIELDS[kind] = {
             name: Field(_fitter(hints[name]), _describe(hints[name]), _is_required(declared[name]))
-            for name in (*kind.operand_fields, *kind.attribute_fields)
+            for name in (*kind.operand_fields, *kind.attribute_fields, *kind.region_fields)
         }
     return _FIELDS[kind]
 

@@ -68,7 +68,90 @@ class ProductCall:
     loc: Location = UNKNOWN
 
 
-NativeCall: TypeAlias = KernelCall | ProductCall
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """A tensor in memory; the strides of its dimensions are in elements.
+
+    The shape is given where the sizes of the call do not tell it.
+    """
+
+    pointer: Pointer
+    dtype: DType
+    strides: tuple[Dim, ...]
+    shape: tuple[Dim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """The sizes of an attention; `kv_heads` divides `heads`."""
+
+    batch: Dim
+    heads: Dim
+    kv_heads: Dim
+    queries: Dim
+    keys: Dim
+    depth: Dim
+    value_depth: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """Attention forward: `out = softmax(score(q k^T)) v`, and `lse`, the log of the denominators.
+
+    `q`, `k`, `v` and `out` have the dimensions batch, head, position, depth and one type; `lse` and
+    `sink` have the first three; `keep` (bool, or none) has batch, head, query, key. `score` is a
+    kernel of `lynx.passes.attention.score`; `operands` are the addresses of its buffers, but for
+    the first if that is the product, and the last, the score.
+    """
+
+    sizes: AttentionSizes
+    q: Strided
+    k: Strided
+    v: Strided
+    out: Strided
+    lse: Strided
+    score: Kernel
+    operands: tuple[Pointer, ...] = ()
+    sink: Strided | None = None
+    keep: Strided | None = None
+    keep_scale: float = 1.0
+    zero_empty: bool = False
+    loc: Location = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBackwardCall:
+    """The gradients of an attention: `forward` has been run, and `grad_out` is that of its result.
+
+    `grad_lse` is that of `lse`, if it has one. `derivative` is a kernel of
+    `lynx.passes.attention.differentiate`; `operands` are the gradients that it adds to, in the
+    order of its buffers, with their shapes; `sink` has a shape of three dimensions. What is None is
+    not wanted.
+    """
+
+    forward: AttentionCall
+    grad_out: Strided
+    derivative: Kernel
+    grad_lse: Strided | None = None
+    q: Strided | None = None
+    k: Strided | None = None
+    v: Strided | None = None
+    sink: Strided | None = None
+    operands: tuple[Strided, ...] = ()
+
+
+NativeCall: TypeAlias = KernelCall | ProductCall | AttentionCall | AttentionBackwardCall
+
+
+def kernels_in(call: NativeCall) -> tuple[Kernel, ...]:
+    """Return the kernels that a call runs, whole or inlined."""
+    if isinstance(call, KernelCall):
+        return (call.kernel,)
+    if isinstance(call, AttentionCall):
+        return (call.score,)
+    if isinstance(call, AttentionBackwardCall):
+        return (call.forward.score, call.derivative)
+    return ()
 
 
 @dataclass(frozen=True, slots=True)

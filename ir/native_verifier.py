@@ -8,13 +8,13 @@ from .errors import InternalError, LynxError
 from .kernel import Kernel
 from .kernel_verifier import verify_kernel
 from .native import (
-    KernelCall,
     Launch,
     Launcher,
     LaunchRequest,
     NativeFunction,
     Segment,
     SegmentCompiler,
+    kernels_in,
 )
 
 
@@ -54,7 +54,7 @@ def verified(compiler: SegmentCompiler) -> SegmentCompiler:
 
     def compile_verified(segments: tuple[Segment, ...]) -> tuple[NativeFunction, ...]:
         calls = (call for segment in segments for call in segment.calls)
-        checker.check(call.kernel for call in calls if isinstance(call, KernelCall))
+        checker.check(kernel for call in calls for kernel in kernels_in(call))
         return compiler(segments)
 
     return compile_verified

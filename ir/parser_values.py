@@ -66,11 +66,12 @@ class Argument(NamedTuple):
 
 
 class RegionNode(NamedTuple):
-    """The region of a `fused` op; a binding is the name of a parameter and of its input."""
+    """A region; the name of a parameter comes with that of an input (`fused`), or with its type."""
 
-    bindings: tuple[tuple[Token, Token], ...]
+    parameters: tuple[tuple[Token, Any], ...]
     ops: tuple[Any, ...]
     results: tuple[Token, ...]
+    name: Token | None = None
 
 
 class OpNode(NamedTuple):
@@ -84,6 +85,7 @@ class OpNode(NamedTuple):
     types: tuple[TypeNode, ...] = ()
     loc: Location | None = None
     region: RegionNode | None = None
+    regions: tuple[RegionNode, ...] = ()
 
 
 class InputNode(NamedTuple):
@@ -266,8 +268,15 @@ class Reader(Transformer[Token, Any]):
     def results(self, *names: Token) -> tuple[Token, ...]:
         return names
 
-    def generic(self, name: Token, operands: Any, attributes: Any) -> OpNode:
-        return OpNode(name, operands or (), attributes or ())
+    def generic(self, name: Token, operands: Any, attributes: Any, *regions: Any) -> OpNode:
+        return OpNode(name, operands or (), attributes or (), regions=regions)
+
+    def region(self, name: Token, *items: Any) -> RegionNode:
+        *parameters, ops, results = items
+        return RegionNode(_present(parameters), ops, results or (), name)
+
+    def parameter(self, name: Token, type_: TypeNode) -> tuple[Token, TypeNode]:
+        return name, type_
 
     def operands(self, *items: Any) -> tuple[Any, ...]:
         return items

@@ -87,7 +87,7 @@ def format_location(loc: Location) -> str:
 
 
 _DEFAULTS: dict[type[Op], tuple[tuple[str, str | None], ...]] = {}
-_HIDDEN: Mapping[type[Op], tuple[str, ...]] = {Aten: ("target", "types"), Fused: ("body",)}
+_HIDDEN: Mapping[type[Op], tuple[str, ...]] = {Aten: ("target", "types")}
 
 
 def default_texts(kind: type[Op]) -> tuple[tuple[str, str | None], ...]:
@@ -171,7 +171,10 @@ class Printer:
             return self._fused_call(op)
         call = self._aten_call(op) if isinstance(op, Aten) else self._plain_call(op)
         attributes = self._attributes(op)
-        return f"{call} {{{attributes}}}" if attributes else call
+        call = f"{call} {{{attributes}}}" if attributes else call
+        for name, region in op.regions.items():
+            call = f"{call} with {name}{self._region(region)}"
+        return call
 
     def _plain_call(self, op: Op) -> str:
         operands = ", ".join([self.operand(getattr(op, name)) for name in op.operand_fields])
@@ -187,9 +190,20 @@ class Printer:
         names = self.parameters(inner, op.body)
         given = map(self.operand, op.inputs)
         bindings = ", ".join(f"{n} = {v}" for n, v in zip(names, given, strict=True))
-        lines = [f"fused({bindings}) {{"]
-        lines += [f"  {indented(inner.op(item))}" for item in op.body.ops]
-        results = ", ".join(map(inner.operand, op.body.results))
+        return f"fused({bindings}){self._body(inner, op.body)}"
+
+    def _region(self, region: Region) -> str:
+        """Return the text of a region: its parameters with types, its ops, what it yields."""
+        inner = Printer(locations=self.locations)
+        names = self.parameters(inner, region)
+        typed = zip(names, region.parameters, strict=True)
+        parameters = ", ".join(f"{name}: {value.type}" for name, value in typed)
+        return f"({parameters}){self._body(inner, region)}"
+
+    @staticmethod
+    def _body(inner: Printer, region: Region) -> str:
+        lines = [" {", *(f"  {indented(inner.op(item))}" for item in region.ops)]
+        results = ", ".join(map(inner.operand, region.results))
         return "\n".join([*lines, f"  yield {results}".rstrip(), "}"])
 
     @staticmethod
@@ -233,9 +247,19 @@ class _ShortPrinter(Printer):
     """Prints every op on one line."""
 
     def _fused_call(self, op: Fused) -> str:
-        count = len(op.body.ops)
-        ops = f"{count} op" if count == 1 else f"{count} ops"
-        return f"fused({', '.join(map(self.operand, op.inputs))}) {{ {ops} }}"
+        return f"fused({', '.join(map(self.operand, op.inputs))}) {{ {_count(op.body)} }}"
+
+    def _region(self, region: Region) -> str:
+        return f" {{ {_count(region)} }}"
+
+
+def _count(region: Region) -> str:
+    return "1 op" if len(region.ops) == 1 else f"{len(region.ops)} ops"
+
+
+def region_text(region: Region) -> str:
+    """Return the text of a region alone, without locations: regions that do the same share one."""
+    return Printer(locations=False)._region(region)
 
 
 def print_graph(graph: Graph, *, locations: bool = True) -> str:

@@ -35,7 +35,7 @@ from .core import Foreign, Graph, Op, OutputSpec, Value
 from .dims import Dim
 from .errors import CompileError
 from .ops.aten import Resource
-from .ops.fusion import Fused
+from .ops.fusion import Region
 from .printer import format_op, format_range
 from .sharding import REDUCTIONS, Sharding
 from .types import OpaqueType, ScalarType, TensorType, Type, is_same_type
@@ -75,8 +75,8 @@ class _Verifier:
             if op not in self.known_ops:
                 self.check_types(op)
                 self.check_attributes(op)
-                if isinstance(op, Fused):
-                    _RegionVerifier(self.graph, op).run()
+                for region in op.regions.values():
+                    _RegionVerifier(self.graph, op, region).run()
             self.define(op)
         self.check_outputs()
         self.check_mutations()
@@ -249,8 +249,7 @@ class _Verifier:
 class _RegionVerifier(_Verifier):
     """Checks a region as the graph that it would be."""
 
-    def __init__(self, graph: Graph, owner: Fused) -> None:
-        body = owner.body
+    def __init__(self, graph: Graph, owner: Op, body: Region) -> None:
         region = Graph(
             "region",
             body.parameters,
@@ -270,7 +269,7 @@ class _RegionVerifier(_Verifier):
         return super().fail(code, message, op)
 
     def check_attributes(self, op: Op) -> None:
-        if isinstance(op, Fused):
+        if op.region_fields:
             raise self.fail("bad-region", "a region holds another one", op)
         if op.is_random:
             raise self.fail("bad-region", "a region draws random numbers", op)

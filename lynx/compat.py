@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 import torch._decomp
+import torch._dispatch.python
 import torch._dynamo
 import torch._dynamo.backends.common
 import torch._dynamo.exc
 import torch._functorch.config
 import torch._functorch.partitioners
 import torch._guards
+import torch._higher_order_ops.flex_attention
 import torch._inductor.config
 import torch._ops
 import torch._subclasses.fake_tensor
 import torch.fx
+import torch.fx.experimental.proxy_tensor
 import torch.fx.experimental.symbolic_shapes
 import torch.utils._python_dispatch
 import torch.utils._sympy.printers
@@ -46,6 +49,9 @@ GRAD_MODE_CHANGES: tuple[Any, ...] = (
     torch.autograd.grad_mode._enter_inference_mode,
 )
 """Functions that Dynamo calls to turn the recording of gradients on or off."""
+
+FLEX_ATTENTION: Any = torch.ops.higher_order.flex_attention
+"""What `flex_attention` becomes in the graphs of Dynamo."""
 
 
 def aot_autograd(
@@ -237,3 +243,31 @@ def size_source(expression: Any) -> str:
 def shape_environment(value: torch.SymInt) -> Any:
     """Return the shape environment that knows the symbols of a symbolic integer."""
     return value.node.shape_env
+
+
+def fake_mode_of(value: torch.Tensor) -> Any:
+    """Return the mode in which a fake tensor was made, None for a tensor that is none."""
+    return value.fake_mode if isinstance(value, FakeTensor) else None
+
+
+def guard_count(value: torch.Tensor) -> int:
+    """Return how many guards on sizes the shape environment of a fake tensor has."""
+    mode = fake_mode_of(value)
+    environment = None if mode is None else mode.shape_env
+    return 0 if environment is None else len(environment.guards)
+
+
+def python_dispatch() -> contextlib.AbstractContextManager[None]:
+    """Let operators on symbolic sizes run their decompositions in Python, as AOTAutograd does."""
+    context: contextlib.AbstractContextManager[None] = (
+        torch._dispatch.python.enable_python_dispatcher()
+    )
+    return context
+
+
+def traced_graph(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.fx.GraphModule:
+    """Trace a function to ATen operators of which none changes anything in place."""
+    make = torch.fx.experimental.proxy_tensor.make_fx
+    functional = torch.func.functionalize(function)
+    traced: torch.fx.GraphModule = make(functional)(*arguments)
+    return traced

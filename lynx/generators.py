@@ -36,7 +36,8 @@ def target_of(graph: Graph, cpu_kernels: str = "c") -> Target:
         return accelerator(device, has_triton=_triton is not None)
     if cpu_kernels == "triton":
         return Target(generates_code=True, launches=True)
-    return dataclasses.replace(this_machine(), generates_code=cpu_kernels == "c" and has_compiler())
+    has_code = cpu_kernels == "c" and has_compiler()
+    return dataclasses.replace(this_machine(), generates_code=has_code, has_attention=has_code)
 
 
 def generator_of(target: Target, settings: Settings) -> SegmentCompiler | Launcher | None:

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator
 from lynx.ir.core import Op
 from lynx.ir.dims import Dim, format_dim, product
 from lynx.ir.kernel import Kernel, Load
-from lynx.ir.native import KernelCall, NativeCall, ProductCall
+from lynx.ir.native import (
+    AttentionBackwardCall,
+    AttentionCall,
+    KernelCall,
+    NativeCall,
+    ProductCall,
+)
 from lynx.ir.ops.fusion import Fused
 from lynx.passes.plan_memory import format_bytes
 from lynx.runtime import NativeProgram
@@ -24,7 +30,10 @@ def describe_native(native: NativeProgram) -> Iterator[str]:
     for placed in native.segments:
         calls = placed.segment.calls
         kernels = sum(isinstance(call, KernelCall) for call in calls)
-        yield f"{placed.segment.name}: {kernels} kernels, {len(calls) - kernels} products"
+        products = sum(isinstance(call, ProductCall) for call in calls)
+        rest = len(calls) - kernels - products
+        attentions = f", {rest} attentions" if rest else ""
+        yield f"{placed.segment.name}: {kernels} kernels, {products} products{attentions}"
         for index, call in zip(placed.steps, calls, strict=True):
             op = native.program.steps[index].op
             yield f"  {_describe(call)}{_place(op)}"
@@ -41,6 +50,12 @@ def _describe(call: NativeCall) -> str:
         sizes = _sizes((call.m, call.k, call.n))
         batch = "" if call.batch == 1 else f"{format_dim(call.batch)} times "
         return f"product of {call.dtype}, {batch}{sizes}"
+    if isinstance(call, AttentionBackwardCall):
+        return f"gradients of {_describe(call.forward)}"
+    if isinstance(call, AttentionCall):
+        all_ = call.sizes
+        heads = _sizes((all_.batch, all_.heads, all_.queries, all_.keys))
+        return f"attention of {call.q.dtype} over {heads}, depth {format_dim(all_.depth)}"
     return _describe_kernel(call.kernel)
 
 

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from lynx.ir.core import Graph, Op, Value
 from lynx.ir.ops.aten import Aten
+from lynx.ir.ops.fusion import Fused, Region
+from lynx.ir.printer import region_text
 from lynx.ir.types import TensorType
 
 from .base import PassContext, Requirement, register_pass
@@ -63,10 +65,17 @@ def has_undefined_contents(op: Op) -> bool:
 def key_of(op: Op) -> Hashable:
     """Return what two ops must share to compute the same; locations and reasons do not count."""
     fields = (*op.operand_fields, *op.attribute_fields)
+    regions = [_region_key(op, region) for region in op.regions.values()]
     return (
         type(op),
         *(_key(getattr(op, name)) for name in fields if name != "reason"),
+        tuple(regions),
     )
+
+
+def _region_key(op: Op, region: Region) -> Hashable:
+    """Return what equal regions share; fused ops are told apart without a look into them."""
+    return region if isinstance(op, Fused) else region_text(region)
 
 
 def _key(item: Any) -> Hashable:

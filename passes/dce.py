@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import sympy
 
 from lynx.ir.core import Graph, Op, Value
-from lynx.ir.ops.fusion import Fused
 from lynx.ir.types import ScalarType, TensorType, symbols_told
 
 from .base import PassContext, Requirement, register_pass
@@ -70,8 +69,9 @@ def _symbols_of(op: Op) -> Iterator[str]:
         yield from _mentioned(getattr(op, name))
     for result in op.results:
         yield from _mentioned(result)
-    if isinstance(op, Fused):
-        for inner in op.body.ops:
+    for region in op.regions.values():
+        yield from _mentioned(region.parameters)
+        for inner in region.ops:
             yield from _symbols_of(inner)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .accumulate_writes import AccumulateWrites
+from .attention import ChooseAttention
 from .canonicalize import Canonicalize
 from .cse import MergeCommonSubexpressions
 from .dce import RemoveDeadCode
@@ -32,6 +33,7 @@ DEFAULT = Pipeline(
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
         # Late on the graph: whole ops are what rules and people read best.
+        ChooseAttention(),
         Decompose(),
         LayoutConvolutions(),
         ExpandProducts(),
@@ -59,6 +61,7 @@ REDUCE_OVERHEAD = Pipeline(
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
+        ChooseAttention(),
         Decompose(),
         LayoutConvolutions(),
         ExpandProducts(),
@@ -87,6 +90,7 @@ MAX_AUTOTUNE = Pipeline(
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
+        ChooseAttention(),
         Decompose(),
         LayoutConvolutions(),
         ExpandProducts(),

@@ -1,9 +1,10 @@
-"""Layouts of products' results: such that what rearranges them afterwards has nothing to copy."""
+"""Layouts of products and attention: such that what rearranges them has nothing to copy."""
 
 from __future__ import annotations
 
 from lynx.ir.core import Graph, Op, Value
 from lynx.ir.dims import Dim, contiguous_strides
+from lynx.ir.ops.attention import Attending
 from lynx.ir.ops.layout import Permute
 from lynx.ir.ops.linear import BatchMatmul
 from lynx.ir.types import DType
@@ -13,7 +14,8 @@ def product_strides(graph: Graph) -> dict[Value, tuple[Dim, ...]]:
     """Return the strides in which to write results of products that only a permutation reads.
 
     The library writes matrices with contiguous rows or contiguous columns at any distance, so heads
-    of attention can be written where a row-major result of the permutation has them.
+    of attention can be written where a row-major result of the permutation has them. Attention
+    itself always writes them so, as its operator does.
     """
     readers: dict[Value, list[Op | None]] = {}
     for op in graph.ops:
@@ -23,6 +25,8 @@ def product_strides(graph: Graph) -> dict[Value, tuple[Dim, ...]]:
         readers.setdefault(value, []).append(None)
     found: dict[Value, tuple[Dim, ...]] = {}
     for op in graph.ops:
+        if isinstance(op, Attending):
+            found.update((value, _with_heads_inside(value.shape)) for value in op.headed)
         if not isinstance(op, BatchMatmul) or len(op.a.shape) < 4:
             continue
         if op.out.tensor_type.dtype not in (DType.F32, DType.F64):
@@ -37,3 +41,10 @@ def product_strides(graph: Graph) -> dict[Value, tuple[Dim, ...]]:
         strides = dict(zip(reader.dims, inner, strict=True))
         found[op.out] = tuple(strides[dim] for dim in range(rank))
     return found
+
+
+def _with_heads_inside(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Return strides in which the second dimension lies inside the third."""
+    batch, heads, rows, depth = shape
+    strides = contiguous_strides((batch, rows, heads, depth))
+    return strides[0], strides[2], strides[1], strides[3]

@@ -18,8 +18,8 @@ class Target:
     rough, and meant for comparisons only. `native_products` lists the low-precision types that the
     device multiplies at least as fast as `f32`. With `has_products` a segment may call the matrix
     products of the library; with `generates_code` a back end builds kernels, and without it every
-    op runs through torch. With `launches` the host launches each kernel, as on a GPU, whose library
-    has products of all types.
+    op runs through torch; with `has_attention` it has kernels of whole attentions. With `launches`
+    the host launches each kernel, as on a GPU, whose library has products of all types.
     """
 
     device: str = "cpu"
@@ -32,6 +32,7 @@ class Target:
     native_products: frozenset[DType] = frozenset()
     has_products: bool = False
     generates_code: bool = False
+    has_attention: bool = False
     launches: bool = False
 
     @property

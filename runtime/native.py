@@ -12,12 +12,12 @@ from lynx.ir.dims import is_static
 from lynx.ir.errors import LynxError
 from lynx.ir.kernel import Kernel
 from lynx.ir.native import (
-    KernelCall,
     Launch,
     Launcher,
     LaunchRequest,
     NativeFunction,
     SegmentCompiler,
+    kernels_in,
 )
 from lynx.ir.ops.aten import Resource, Symbolic
 from lynx.ir.ops.fusion import Fused
@@ -58,7 +58,7 @@ class NativeProgram:
     def kernels(self) -> list[Kernel]:
         """The kernels of all segments and launches, each once, in order of first use."""
         calls = [call for placed in self.segments for call in placed.segment.calls]
-        called = [call.kernel for call in calls if isinstance(call, KernelCall)]
+        called = [kernel for call in calls for kernel in kernels_in(call)]
         return list(dict.fromkeys([*called, *(step.kernel for step, _ in self.launched.values())]))
 
     @property

@@ -12,6 +12,8 @@ from lynx.ir.errors import CompileError
 from lynx.ir.kernel import Kernel, Load
 from lynx.ir.location import Location
 from lynx.ir.native import (
+    AttentionBackwardCall,
+    AttentionCall,
     FusedLayout,
     KernelCall,
     NativeCall,
@@ -19,8 +21,10 @@ from lynx.ir.native import (
     ProductCall,
     Segment,
     Tenancy,
+    kernels_in,
 )
 from lynx.ir.ops.aten import Resource, Symbolic
+from lynx.ir.ops.attention import Attending
 from lynx.ir.ops.fusion import Fused, Region
 from lynx.ir.ops.layout import Reshape
 from lynx.ir.ops.linear import MatrixProduct
@@ -33,6 +37,7 @@ from lynx.passes.plan_memory import groups_of
 from lynx.passes.products import PRODUCTS, product_call
 from lynx.passes.rewrite import NoMatch
 
+from .attention import AttentionStep, attention_step, dims_of_attention
 from .places import Place, Places
 
 _NOWHERE = Pointer(0)
@@ -76,7 +81,7 @@ class ProductStep:
         return call
 
 
-NativeStep: TypeAlias = KernelStep | ProductStep
+NativeStep: TypeAlias = KernelStep | ProductStep | AttentionStep
 
 
 class NativeSteps:
@@ -111,7 +116,7 @@ class NativeSteps:
         dropped = [
             index
             for index, native in self.found.items()
-            if isinstance(native, KernelStep) and native.kernel in names
+            if not names.isdisjoint(_kernels_of(native))
         ]
         for index in dropped:
             del self.found[index]
@@ -128,7 +133,17 @@ class NativeSteps:
             inner = Reshape(parameter, op.shape, loc=op.loc)
             fused = Fused((op.x,), Region((parameter,), (inner,), (inner.out,)), loc=op.loc)
             return self._kernel(op, fused, step)
+        if isinstance(op, Attending) and self.products:
+            return self._attention(op)
         return self._product(op) if isinstance(op, MatrixProduct) and self.products else None
+
+    def _attention(self, op: Attending) -> NativeStep | None:
+        try:
+            return attention_step(op, lambda value: self.places.on("cpu", value))
+        except CompileError as error:
+            message = f"{error.message}: '{op.name}' runs through torch"
+            self.refused.append(Remark("attention", message, op.loc))
+            return None
 
     def _kernel(self, op: Op, fused: Fused, step: Step) -> NativeStep | None:
         """Return the kernel of an op, which is `fused` or means the same."""
@@ -183,6 +198,13 @@ class NativeSteps:
             self.refused.append(Remark("product", message, op.loc))
             return None
         return ProductStep(op, strides)
+
+
+def _kernels_of(native: NativeStep) -> tuple[Kernel, ...]:
+    """Return the kernels that a step depends on."""
+    if isinstance(native, KernelStep):
+        return (native.kernel,)
+    return native.kernels if isinstance(native, AttentionStep) else ()
 
 
 def _is_elsewhere(value: Value, place: Place | None) -> bool:
@@ -299,6 +321,9 @@ def _symbols_of(call: NativeCall) -> Iterable[str]:
     """Return the symbols whose values the caller of a segment has to pass."""
     if isinstance(call, KernelCall):
         return (*call.kernel.symbols, *free_symbols(pointer.offset for pointer in call.buffers))
+    if isinstance(call, AttentionCall | AttentionBackwardCall):
+        own = free_symbols(dims_of_attention(call))
+        return (*own, *(name for kernel in kernels_in(call) for name in kernel.symbols))
     dims: list[Dim] = [call.outer, call.batch, call.m, call.n, call.k]
     for matrix in (call.a, call.b, call.out):
         dims += [matrix.pointer.offset, matrix.outer, *matrix.strides]

@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from lynx.ir.errors import CompileError
 
@@ -117,21 +119,30 @@ class BuildError(CompileError):
         return _ENDED in self.log
 
 
-def build(sources: tuple[str, ...], compiler: Compiler, *flags: str) -> bytes:
-    """Compile sources, side by side if there are several, and return the linked library."""
+def build(
+    sources: tuple[str, ...],
+    compiler: Compiler,
+    *flags: str,
+    more: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> bytes:
+    """Compile sources, side by side if there are several, and return the linked library.
+
+    `more` are flags for some of them alone.
+    """
     with tempfile.TemporaryDirectory(prefix="lynx-") as folder:
         files = [Path(folder, f"unit{number}.c") for number in range(len(sources))]
         for file, source in zip(files, sources, strict=True):
             file.write_text(source)
         library = Path(folder, "library.so")
         if len(files) == 1:
+            flags = (*flags, *more.get(sources[0], ()))
             _wait([_start(compiler, [*flags, "-shared", "-o", str(library), str(files[0]), "-lm"])])
             return library.read_bytes()
         objects = [file.with_suffix(".o") for file in files]
         _wait(
             [
-                _start(compiler, [*flags, "-c", "-o", str(target), str(file)])
-                for target, file in zip(objects, files, strict=True)
+                _start(compiler, [*flags, *more.get(text, ()), "-c", "-o", str(target), str(file)])
+                for target, file, text in zip(objects, files, sources, strict=True)
             ]
         )
         _wait([_start(compiler, ["-shared", "-o", str(library), *map(str, objects), "-lm"])])

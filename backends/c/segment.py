@@ -14,10 +14,19 @@ from pathlib import Path
 from lynx.ir.dims import Dim
 from lynx.ir.errors import CompileError
 from lynx.ir.kernel import Buffer, Kernel
-from lynx.ir.native import KernelCall, NativeFunction, Pointer, ProductCall, Segment
+from lynx.ir.native import (
+    AttentionBackwardCall,
+    AttentionCall,
+    KernelCall,
+    NativeFunction,
+    Pointer,
+    ProductCall,
+    Segment,
+)
 from lynx.ir.store import ArtifactStore
 
-from . import gemm, library
+from . import attention, attention_calls, gemm, library
+from .attention_calls import NO_MEMORY
 from .compiler import BuildError, Compiler, build, check, find_compiler, key_of
 from .integers import division_text
 from .math import helpers_text
@@ -37,7 +46,8 @@ KERNELS_PER_UNIT = 8
 PARTIAL_LIMIT = 64
 """Chunks with partial results at most: enough for any common number of threads."""
 
-NO_MEMORY = "out of memory for the scratch space of kernels"
+Attention = AttentionCall | AttentionBackwardCall
+"""What runs in a file of its own."""
 
 
 class KernelBuildError(CompileError):
@@ -100,7 +110,8 @@ def _load(
             if found is not None:
                 return found
         try:
-            contents = build(sources, compiler)
+            more = dict.fromkeys(program.attention_sources(), attention.FLAGS)
+            contents = build(sources, compiler, more=more)
         except BuildError as error:
             raise _explained(program, sources, compiler, error) from error
         multiply = own.result() if own else 0
@@ -125,6 +136,11 @@ def _explained(
         if found is not None:
             failed.update(program.functions.kernels[name])
             log = found
+    for call, text in program.attentions.items() if not error.hung else ():
+        found = check(attention.named(text.text, "lynx_attention"), compiler)
+        if found is not None:
+            failed[attention_calls.kernel_of(call)] = None
+            log = found
     message = f"the C compiler failed: {log.strip()[-1000:]}"
     return KernelBuildError(message, tuple(failed), path)
 
@@ -146,22 +162,35 @@ class Program:
     bodies: list[str] = field(default_factory=list)
     known: dict[Kernel, KernelSteps] = field(default_factory=dict)
     has_products: bool = False
+    attentions: dict[Attention, attention.AttentionText] = field(default_factory=dict)
+    attention_names: dict[str, str] = field(default_factory=dict)
 
     def print(self, segments: tuple[Segment, ...]) -> None:
         """Print all segments; collects all kernels that cannot be printed before it fails."""
         failed: dict[Kernel, CompileError] = {}
         for segment in segments:
             for call in segment.calls:
-                if isinstance(call, KernelCall) and call.kernel not in self.known:
-                    try:
+                try:
+                    if isinstance(call, KernelCall) and call.kernel not in self.known:
                         self.known[call.kernel] = steps_of(call.kernel)
-                    except CompileError as error:
-                        failed[call.kernel] = error
+                    elif isinstance(call, Attention) and call not in self.attentions:
+                        self._enter(call)
+                except CompileError as error:
+                    failed[attention_calls.kernel_of(call)] = error
         if failed:
             message = "; ".join(dict.fromkeys(error.message for error in failed.values()))
             raise KernelBuildError(message, tuple(failed), None)
         for number, segment in enumerate(segments):
             self.bodies.append(SegmentPrinter(self, segment, number).print())
+
+    def _enter(self, call: Attention) -> None:
+        text = attention_calls.attention_text(call)
+        self.attentions[call] = text
+        self.attention_names.setdefault(text.text, f"lynx_attention{len(self.attention_names)}")
+
+    def attention_sources(self) -> tuple[str, ...]:
+        """Return the files with attentions, one for each kind of them."""
+        return tuple(attention.named(text, name) for text, name in self.attention_names.items())
 
     def message(self, text: str) -> int:
         """Return the code of a message."""
@@ -172,16 +201,21 @@ class Program:
         definitions = self.functions.definitions()
         bodies = "\n\n".join(self.bodies)
         runtime = [RUNTIME, *([PRODUCTS] if self.has_products else [])]
+        more = self.attention_sources()
+        if more:
+            names = self.attention_names.values()
+            prototypes = [f"i64 {name}_attention(struct attention *);" for name in names]
+            runtime += [attention.prelude_text(), *prototypes]
         count = min(units, -(-len(definitions) // KERNELS_PER_UNIT))
         if count <= 1:
-            return (_unit([text for _, text in definitions], *runtime, bodies),)
+            return (_unit([text for _, text in definitions], *runtime, bodies), *more)
         shared = [(name, text.replace("static void ", "void ", 1)) for name, text in definitions]
         declared = "\n".join(
             f"void {name}(const struct step *step, i64 chunk, char *local);" for name, _ in shared
         )
         parts = [[text for _, text in shared[start::count]] for start in range(count)]
         first = _unit(parts[0], *runtime, f"{declared}\n{bodies}")
-        return (first, *(_unit(part) for part in parts[1:]))
+        return (first, *(_unit(part) for part in parts[1:]), *more)
 
 
 class SegmentPrinter:
@@ -217,11 +251,19 @@ class SegmentPrinter:
             if isinstance(run, ProductCall):
                 self.program.has_products = True
                 lines += product_lines(run, self.pointer, self.symbol)
+            elif isinstance(run, Attention):
+                lines += self._attention(run)
             else:
                 lines += RunPrinter(self, run).print()
         return "\n".join([*lines, "  return failed;", "}"])
 
-    def _runs(self) -> Iterator[list[KernelCall] | ProductCall]:
+    def _attention(self, call: Attention) -> list[str]:
+        text = self.program.attentions[call]
+        name = self.program.attention_names[text.text]
+        message = self.program.message
+        return attention_calls.call_lines(call, text, name, message, self.pointer, self.symbol)
+
+    def _runs(self) -> Iterator[list[KernelCall] | ProductCall | Attention]:
         run: list[KernelCall] = []
         for call in self.segment.calls:
             if isinstance(call, KernelCall):

@@ -2,6 +2,7 @@
 
 from . import (
     aten,
+    attention,
     convolution,
     elementwise,
     factory,
@@ -21,6 +22,7 @@ from .registry import call_of, covered, means
 
 RULE_MODULES = (
     aten,
+    attention,
     convolution,
     elementwise,
     factory,

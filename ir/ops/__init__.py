@@ -38,6 +38,11 @@ from .aten import (
     Resource,
     Symbolic,
 )
+from .attention import (
+    Attending,
+    Attention,
+    AttentionBackward,
+)
 from .convolution import (
     Convolution,
     ConvolutionBackwardInput,
@@ -332,6 +337,9 @@ __all__ = [
     "Atan2",
     "Atanh",
     "Aten",
+    "Attending",
+    "Attention",
+    "AttentionBackward",
     "AveragePool",
     "AveragePoolBackward",
     "BatchMatmul",

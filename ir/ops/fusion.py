@@ -1,4 +1,4 @@
-"""The fusion op: a group of ops that becomes one kernel, and the only op with a region."""
+"""Regions, which are ops inside an op, and the op for a group that becomes one kernel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lynx.ir.types import Type
 class Region:
     """Ops over parameters of their own; immutable, compared by identity.
 
-    `parameters` stand for the inputs of the op that holds the region, `results` for its results.
-    The ops refer to nothing else, hold no region and draw no random numbers.
+    What `parameters` and `results` stand for is told by the op that holds the region. The ops refer
+    to nothing else, hold no region and draw no random numbers.
     """
 
     parameters: tuple[Value, ...]

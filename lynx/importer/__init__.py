@@ -2,6 +2,7 @@
 
 from . import (
     activation,
+    attention,
     convolution,
     elementwise,
     factory,
@@ -20,6 +21,7 @@ from .registry import RULES, Context, Decline, imports
 
 RULE_MODULES = (
     activation,
+    attention,
     convolution,
     elementwise,
     factory,

@@ -9,6 +9,7 @@ import torch.fx
 
 from lynx.passes import Remark
 
+from .attention import fuse_attention
 from .batch_products import spare_copies_of_batches
 from .linear_cross_entropy import fuse_linear_cross_entropy
 from .nodes import fold_sizes, name_of
@@ -22,10 +23,13 @@ def recognise(module: torch.fx.GraphModule, minimum_logits_bytes: int) -> list[R
 
     Logits of less than `minimum_logits_bytes` are left to the projection and the loss.
     """
+    remarks = list(fuse_attention(module.graph))
     if not any(name_of(node) in _LOSSES for node in module.graph.nodes):
-        return []
+        if remarks:
+            module.recompile()
+        return remarks
     fold_sizes(module.graph)
-    remarks = list(fuse_linear_cross_entropy(module.graph, minimum_logits_bytes))
+    remarks += fuse_linear_cross_entropy(module.graph, minimum_logits_bytes)
     if spare_copies_of_batches(module.graph) or remarks:
         module.recompile()
     return remarks

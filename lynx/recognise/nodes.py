@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import torch.fx
 
 from lynx.compat import (
     GRAD_MODE_CHANGES,
+    fake_mode_of,
     is_plain_fake,
     is_transformed,
     storage_identity,
@@ -20,6 +22,9 @@ from lynx.compat import (
 
 Node = torch.fx.Node
 Size = int | torch.SymInt
+
+_PURE = ("and_", "or_", "not_", "is_")
+"""Functions of `operator` whose names end as those of operations in place do."""
 
 _META = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
@@ -95,7 +100,7 @@ def written_by(node: Node) -> list[Node]:
     """Return the tensors that a node writes to, by what it is called and given."""
     name = name_of(node) or str(getattr(node.target, "__name__", ""))
     items: list[Any] = [node.kwargs.get("out")]
-    in_place = name.endswith("_") and not name.endswith("__")
+    in_place = name.endswith("_") and not name.endswith("__") and name not in _PURE
     if in_place or name in ("setitem", "iadd", "isub", "imul", "itruediv"):
         items += node.args[:1]
     elif node.kwargs.get("inplace"):
@@ -139,6 +144,14 @@ def changes_grad_mode(node: Node) -> bool:
     return node.op == "call_function" and node.target in GRAD_MODE_CHANGES
 
 
+def _mode_of(node: Node) -> contextlib.AbstractContextManager[Any]:
+    """Return the mode in which a node was traced, so that what makes tensors makes such ones."""
+    value = node.meta.get("example_value")
+    first = value[0] if isinstance(value, tuple | list) and value else value
+    mode = fake_mode_of(first) if isinstance(first, torch.Tensor) else None
+    return contextlib.nullcontext() if mode is None else mode
+
+
 class Inserter:
     """Adds nodes before another one, with what the model's author wrote there and traced values.
 
@@ -149,6 +162,7 @@ class Inserter:
         self.anchor = anchor
         self.added: list[Node] = []
         self.meta = {name: anchor.meta[name] for name in _META if name in anchor.meta}
+        self._mode = _mode_of(anchor)
 
     def call(self, target: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """Add the call of a method, given by its name, or of a function."""
@@ -166,9 +180,10 @@ class Inserter:
         values = torch.fx.map_arg((args, kwargs), lambda item: item.meta.get("example_value"))
         given, named = values
         function = getattr(given[0], target) if isinstance(target, str) else target
-        node.meta["example_value"] = function(
-            *(given[1:] if isinstance(target, str) else given), **named
-        )
+        with self._mode:
+            node.meta["example_value"] = function(
+                *(given[1:] if isinstance(target, str) else given), **named
+            )
         return node
 
     def undo(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lynx import compat
@@ -225,3 +226,26 @@ def test_graphs_with_symbols_do_not_donate() -> None:
     (first,) = torch.autograd.grad(loss, x, retain_graph=True)
     (second,) = torch.autograd.grad(loss, x)
     assert torch.equal(first, second)
+
+
+def test_functions_are_traced_without_operations_in_place() -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x.clone().mul_(2)
+
+    module = compat.traced_graph(double, (torch.ones(2),))
+    assert not any(str(node.target).startswith("aten.mul_") for node in module.graph.nodes)
+    assert torch.equal(module(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_fake_tensors_know_their_mode_and_guards() -> None:
+    with FakeTensorMode() as mode:
+        fake = torch.ones(2)
+    assert compat.fake_mode_of(fake) is mode
+    assert compat.fake_mode_of(torch.ones(2)) is None
+    assert compat.guard_count(fake) == 0
+    with compat.python_dispatch():
+        pass
+
+
+def test_flex_attention_is_an_operator_of_higher_order() -> None:
+    assert isinstance(compat.FLEX_ATTENTION, compat.HigherOrderOperator)

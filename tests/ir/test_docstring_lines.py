@@ -23,7 +23,7 @@ OPS = {
 def documented_line(kind: type[Op]) -> OpNode:
     """Return the syntax of the line of IR, or the lines with a region, in an op's docstring."""
     text = inspect.getdoc(kind) or ""
-    rest = r"(.*\{\n(.*\n)*? *\}.*|.*)"
+    rest = r"(.*\{\n(.*\n)*? *\}.*|.*(\n +\{.*)?)"
     match = re.search(rf"^ *((%\w+(, )?)+ = {re.escape(kind.name)}\b{rest})", text, re.MULTILINE)
     assert match is not None, "no line of IR"
     return parse_op_line(match[1], file=kind.__name__)
@@ -36,6 +36,7 @@ def test_line_has_the_fields_of_the_op(name: str) -> None:
     assert node.name == name
     assert node.types
     assert len(node.results) == len(node.types)
+    assert {str(region.name) for region in node.regions} <= set(kind.region_fields)
     if kind is Fused:
         assert node.region is not None
         assert len(node.region.results) == len(node.results)

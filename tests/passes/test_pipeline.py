@@ -33,6 +33,7 @@ from lynx.passes import (
     Violation,
     parse_pipeline,
 )
+from lynx.passes.attention.choose import WAYS, ChooseAttention
 from lynx.passes.decompose import Decompose
 from tests.conftest import run_file
 
@@ -131,6 +132,8 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
         values = {f.name: draw(option_values(hints[f.name])) for f in dataclasses.fields(kind)}
         if kind is Decompose:  # knows which names there are
             values["only"] = tuple(draw(st.lists(st.sampled_from(["gelu", "softmax", "addmm"]))))
+        if kind is ChooseAttention:  # knows which ways there are
+            values["way"] = draw(st.sampled_from(WAYS))
         passes.append(kind(**values))
     return Pipeline(tuple(passes))
 

@@ -1,0 +1,201 @@
+/* Products of packed blocks for attention, in one type `real`, of tensors of `element`s.
+
+   They are those of gemm.c: a micro-kernel keeps ROWS by COLUMNS sums in registers, reads columns
+   from packs (slivers of COLUMNS numbers for each term), and rows from wherever they lie. Blocks
+   are padded to whole micro-kernels, so that there are no edges. */
+
+typedef real TYPED(vector) __attribute__((vector_size(VECTOR_BYTES)));
+typedef real TYPED(anywhere)
+    __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+typedef whole TYPED(bits) __attribute__((vector_size(VECTOR_BYTES)));
+
+/* c = a b, or c += a b, for ROWS rows and COLUMNS columns. */
+INLINE void TYPED(micro)(i64 depth, const real *restrict a, i64 a_row, i64 a_term,
+                         const real *restrict b, real *restrict c, i64 c_row, int adds) {
+  TYPED(vector) sum[ROWS][VECTORS];
+  EACH (int i = 0; i < ROWS; i++)
+    EACH (int j = 0; j < VECTORS; j++) sum[i][j] = (TYPED(vector)){0};
+  for (i64 term = 0; term < depth; term++, a += a_term, b += COLUMNS) {
+    TYPED(vector) row[VECTORS];
+    EACH (int j = 0; j < VECTORS; j++) row[j] = *(const TYPED(vector) *)(b + j * LANES);
+    EACH (int i = 0; i < ROWS; i++)
+      EACH (int j = 0; j < VECTORS; j++) sum[i][j] += a[i * a_row] * row[j];
+  }
+  EACH (int i = 0; i < ROWS; i++)
+    EACH (int j = 0; j < VECTORS; j++) {
+      TYPED(vector) *to = (TYPED(vector) *)(c + i * c_row + j * LANES);
+      *to = adds ? *to + sum[i][j] : sum[i][j];
+    }
+}
+
+/* Rows in slivers, as `pack_rows` makes them: the scores of some queries for some keys. */
+NOINLINE void TYPED(multiply_slivers)(i64 rows, i64 columns, i64 depth, const real *a,
+                                      const real *b, real *c) {
+  for (i64 j = 0; j < columns; j += COLUMNS, b += COLUMNS * depth) {
+    const real *from = a;
+    for (i64 i = 0; i < rows; i += ROWS, from += ROWS * depth)
+      TYPED(micro)(depth, from, 1, ROWS, b, c + i * PITCH + j, PITCH, 0);
+  }
+}
+
+/* Rows of a tile of scores as they lie; c has `columns` numbers a row, and is added to. The slivers
+   of b are `b_step` numbers apart. */
+NOINLINE void TYPED(multiply_tile)(i64 rows, i64 columns, i64 depth, const real *a, const real *b,
+                                   i64 b_step, real *c) {
+  for (i64 j = 0; j < columns; j += COLUMNS, b += b_step)
+    for (i64 i = 0; i < rows; i += ROWS)
+      TYPED(micro)(depth, a + i * PITCH, PITCH, 1, b, c + i * columns + j, columns, 1);
+}
+
+/* The same with the columns of a tile as rows. */
+NOINLINE void TYPED(multiply_transposed)(i64 rows, i64 columns, i64 depth, const real *a,
+                                         const real *b, i64 b_step, real *c) {
+  for (i64 j = 0; j < columns; j += COLUMNS, b += b_step)
+    for (i64 i = 0; i < rows; i += ROWS)
+      TYPED(micro)(depth, a + i, 1, PITCH, b, c + i * columns + j, columns, 1);
+}
+
+/* Packs `count` rows or columns of `depth` terms, each times `scale`, into slivers of `width`. */
+INLINE void TYPED(pack)(int width, i64 count, i64 depth, const element *from, i64 step,
+                        i64 term_step, real scale, real *to) {
+  for (i64 first = 0; first < count; first += width, to += width * depth) {
+    const i64 some = lynx_min(width, count - first);
+    const element *at = from + first * step;
+    if (some == width && step == 1) {
+      for (i64 term = 0; term < depth; term++)
+        EACH (int i = 0; i < width; i++)
+          to[term * width + i] = load_element(at[term * term_step + i]) * scale;
+      continue;
+    }
+    if (some < width)
+      for (i64 i = 0; i < width * depth; i++) to[i] = 0;
+    if (some == width && term_step == 1) {
+      for (i64 term = 0; term < depth; term++)
+        EACH (int i = 0; i < width; i++)
+          to[term * width + i] = load_element(at[i * step + term]) * scale;
+      continue;
+    }
+    for (i64 term = 0; term < depth; term++)
+      for (i64 i = 0; i < some; i++)
+        to[term * width + i] = load_element(at[term * term_step + i * step]) * scale;
+  }
+}
+
+NOINLINE void TYPED(pack_rows)(i64 count, i64 depth, const element *from, i64 step, i64 term_step,
+                               real scale, real *to) {
+  TYPED(pack)(ROWS, count, depth, from, step, term_step, scale, to);
+}
+
+NOINLINE void TYPED(pack_columns)(i64 count, i64 depth, const element *from, i64 step,
+                                  i64 term_step, real scale, real *to) {
+  TYPED(pack)(COLUMNS, count, depth, from, step, term_step, scale, to);
+}
+
+/* Packs `depth` terms of `count` columns into slivers that are `to_step` numbers apart. */
+NOINLINE void TYPED(pack_terms)(i64 count, i64 depth, const element *from, i64 step, i64 term_step,
+                                real scale, real *to, i64 to_step) {
+  for (i64 first = 0; first < count; first += COLUMNS, to += to_step)
+    TYPED(pack)(COLUMNS, lynx_min(COLUMNS, count - first), depth, from + first * step, step,
+                term_step, scale, to);
+}
+
+NOINLINE void TYPED(clear)(i64 count, real *to) {
+  for (i64 i = 0; i < count; i++) to[i] = 0;
+}
+
+/* 2^x for x <= 0, but 0 where it would not be a normal number; NaN stays. */
+INLINE TYPED(vector) TYPED(exp2)(TYPED(vector) x) {
+  const TYPED(vector) shifted = x + ROUNDER, f = x - (shifted - ROUNDER);
+#if REAL_BYTES == 4
+  /* A polynomial fitted with a relative error of 2e-9. */
+  const TYPED(vector) z = f * f;
+  const TYPED(vector) a = f * 1.5353359e-4f + 1.3398875e-3f;
+  const TYPED(vector) b = f * 9.6184374e-3f + 5.5503325e-2f;
+  const TYPED(vector) c = f * 2.4022648e-1f + 6.9314720e-1f;
+  const TYPED(vector) y = (a * z + b) * (z * f) + (c * f + 1.0f);
+#else
+  const TYPED(vector) r = f * 0.69314718055994530942;
+  TYPED(vector) y = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0;
+  y = y * r + 1.0 / 39916800.0;
+  y = y * r + 1.0 / 3628800.0;
+  y = y * r + 1.0 / 362880.0;
+  y = y * r + 1.0 / 40320.0;
+  y = y * r + 1.0 / 5040.0;
+  y = y * r + 1.0 / 720.0;
+  y = y * r + 1.0 / 120.0;
+  y = y * r + 1.0 / 24.0;
+  y = y * r + 1.0 / 6.0;
+  y = y * r + 0.5;
+  y = y * r + 1.0;
+  y = y * r + 1.0;
+#endif
+  const TYPED(bits) power = ((TYPED(bits))shifted << MANTISSA) + EXPONENT_OF_ONE;
+  const TYPED(bits) normal = ~(x < LEAST_EXPONENT);
+  return (TYPED(vector))((TYPED(bits))(y * (TYPED(vector))power) & normal);
+}
+
+INLINE real TYPED(exp2_of)(real x) {
+  TYPED(vector) v = {x};
+  return TYPED(exp2)(v)[0];
+}
+
+INLINE TYPED(vector) TYPED(larger)(TYPED(vector) a, TYPED(vector) b) {
+#if defined(__AVX512F__) || !defined(__AVX2__)
+  const TYPED(bits) is_first = a > b;
+  return (TYPED(vector))(((TYPED(bits))a & is_first) | ((TYPED(bits))b & ~is_first));
+#elif REAL_BYTES == 4
+  return __builtin_ia32_maxps256(a, b);
+#else
+  return __builtin_ia32_maxpd256(a, b);
+#endif
+}
+
+/* The largest of a row, of which the rest up to whole vectors is set to minus infinity. NaN is
+   passed over: it will show in the sum. */
+INLINE real TYPED(row_max)(i64 n, real *s) {
+  for (i64 i = n; i < ((n + LANES - 1) & -LANES); i++) s[i] = -INFINITE;
+  TYPED(vector) most = (TYPED(vector)){0} - INFINITE;
+  for (i64 i = 0; i < n; i += LANES) {
+    most = TYPED(larger)(*(const TYPED(vector) *)(s + i), most);
+  }
+  real result = most[0];
+  for (int i = 1; i < LANES; i++) result = most[i] > result ? most[i] : result;
+  return result;
+}
+
+/* Scores of so large an amount that times LOG2E they are no numbers. */
+INLINE int TYPED(is_extreme)(real x) { return x < -HUGE_SCORE || x > HUGE_SCORE; }
+
+/* exp(before - now), where `now` is no infinity. */
+INLINE real TYPED(row_factor)(real before, real now) {
+  if (TYPED(is_extreme)(before) || TYPED(is_extreme)(now))
+    return TYPED(exp2_of)((before - now) * (real)LOG2E);
+  return TYPED(exp2_of)(before * (real)LOG2E - now * (real)LOG2E);
+}
+
+/* A row of scores becomes exp(s - most); returns the sum. */
+INLINE real TYPED(row_exp)(i64 n, real *s, real most) {
+  TYPED(vector) sum = {0}, other = {0};
+  real shift = most * (real)LOG2E;
+  i64 i = 0;
+  if (TYPED(is_extreme)(most)) {
+    for (; i < n; i += LANES) *(TYPED(vector) *)(s + i) -= most;
+    shift = 0;
+  }
+  for (i = 0; i + 2 * LANES <= n; i += 2 * LANES) {
+    TYPED(vector) *a = (TYPED(vector) *)(s + i), *b = a + 1;
+    *a = TYPED(exp2)(*a * (real)LOG2E - shift);
+    *b = TYPED(exp2)(*b * (real)LOG2E - shift);
+    sum += *a;
+    other += *b;
+  }
+  for (; i < n; i += LANES) {
+    TYPED(vector) *a = (TYPED(vector) *)(s + i);
+    *a = TYPED(exp2)(*a * (real)LOG2E - shift);
+    sum += *a;
+  }
+  sum += other;
+  real result = 0;
+  for (int lane = 0; lane < LANES; lane++) result += sum[lane];
+  return result;
+}

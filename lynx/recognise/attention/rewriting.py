@@ -1,0 +1,379 @@
+"""Replace attention in a Dynamo graph by one operator, site by site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from lynx.compat import is_batched, is_transformed
+from lynx.importer.locations import location_of
+from lynx.passes import Remark
+from lynx.recognise.nodes import (
+    Inserter,
+    Node,
+    Refusal,
+    changes_grad_mode,
+    fold_sizes,
+    is_same_shape,
+    may_share_memory,
+    tensor_of,
+    traced,
+)
+
+from .analysis import plans_for
+from .calls import is_call, written_out
+from .checking import Computation, Unchecked, check, closure
+from .emission import Sizes, substitute
+from .plans import Placed, Plan
+from .shrinking import Lengths, lengths_of, renamed, shrunk
+from .sites import Site, is_softmax, possible_outputs, sites_of, without_scores
+from .structure import Known, Memory, structure_of, transferred
+from .tracing import dropout_probability, is_dropout
+from .vocabulary import EXPONENTIALS, LAYOUT, NORMALIZING, kind_of
+from .writes import Writes, targets_of, write_out_of_place
+
+SUBJECT = "attention"
+
+
+def fuse_attention(graph: torch.fx.Graph) -> Iterator[Remark]:
+    """Replace what is found in a graph, in place; yield what was done and why others stayed."""
+    calls = [node for node in graph.nodes if is_call(node)]
+    if not calls and not any(kind_of(node) in EXPONENTIALS for node in graph.nodes):
+        return
+    write_out_of_place(graph)
+    fold_sizes(graph)
+    memory = Memory(Writes(graph))
+    for node in calls:
+        loc = location_of(node)
+        yield Remark(SUBJECT, _fused_call(node, memory), loc)
+    done: set[Node] = set()
+    for output, side, exponential in possible_outputs(graph):
+        if output in done:
+            continue
+        loc = location_of(output)
+        message = _fused(output, side, exponential, memory)
+        if message is None:
+            continue
+        done.add(output)
+        yield Remark(SUBJECT, message, loc)
+
+
+def _fused_call(node: Node, memory: Memory) -> str:
+    """Replace a call of attention; say what was done, or why not."""
+    try:
+        call = written_out(node)
+    except Refusal as refusal:
+        return f"not fused: {refusal.reason}"
+    reasons: list[str] = []
+    for site in sites_of(call.output, 0)[:1]:
+        found = _try(site, reasons, memory)
+        if found is not None:
+            call.finish(*found)
+            return f"fused: {_description(found[0])}"
+    call.undo()
+    return f"not fused: {reasons[0] if reasons else 'it is not understood'}"
+
+
+def _fused(output: Node, side: int, exponential: Node, memory: Memory) -> str | None:
+    """Replace one product of weights and values; say what was done, None for nothing to mention."""
+    reasons: list[str] = []
+    sites: list[Site] = []
+    try:
+        sites = sites_of(output, side)
+        if not sites and kind_of(exponential) in NORMALIZING:
+            raise without_scores(exponential)
+        for site in sites:
+            found = _try(site, reasons, memory)
+            if found is not None:
+                return f"fused: {_description(found[0])}"
+    except Refusal as refusal:
+        reasons.append(refusal.reason)
+    is_named = kind_of(exponential) in NORMALIZING or any(is_softmax(s.path) for s in sites)
+    return f"not fused: {reasons[0]}" if reasons and is_named else None
+
+
+def _try(site: Site, reasons: list[str], memory: Memory) -> tuple[Plan, Node] | None:
+    """Replace a site if one of its plans works, and return both; note why others do not."""
+    try:
+        _check_place(site)
+        key, nodes = structure_of(site, memory.writes)
+        known = memory.find(key)
+        if known is not None:
+            return _try_again(site, known, nodes, reasons, memory.writes)
+        known = Known(nodes)
+        found = _try_all(site, known, memory.writes)
+        memory.put(key, known)
+        reasons += known.reasons
+        return found
+    except Exception as error:  # a model must go on, whatever is wrong in here
+        reasons.append(_reason(error))
+        return None
+
+
+def _try_all(site: Site, known: Known, writes: Writes) -> tuple[Plan, Node] | None:
+    for plan in plans_for(site, writes):
+        try:
+            if isinstance(plan, Refusal):
+                raise plan
+            _check_uses(site, plan)
+            operation = _apply(site, plan)
+        except Refusal as refusal:
+            known.reasons.append(refusal.reason)
+            continue
+        known.plan = plan
+        return plan, operation
+    return None
+
+
+def _try_again(
+    site: Site, known: Known, nodes: Sequence[Node], reasons: list[str], writes: Writes
+) -> tuple[Plan, Node] | None:
+    """Do what was done at a site of the same structure, where it was checked."""
+    plan = None if known.plan is None else transferred(known.plan, known.nodes, nodes)
+    if plan is None:
+        if known.plan is not None:
+            return _try_all(site, Known(list(nodes)), writes)
+        reasons += known.reasons
+        return None
+    _check_uses(site, plan)
+    return plan, _apply(site, plan, is_checked=True)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, Refusal):
+        return error.reason
+    return f"it is not understood: {type(error).__name__}: {error}"
+
+
+def _check_place(site: Site) -> None:
+    """Check that nothing around or between the two products makes them something else."""
+    needs = traced(site.scores).requires_grad
+    for node in (site.scores, *site.path, site.output):
+        value = tensor_of(node)
+        if value is not None and (is_transformed(value) or is_batched(value)):
+            raise Refusal("it runs inside a transform of torch.func")
+        is_cut = value is not None and node in site.path and needs and kind_of(node) == "detach"
+        if is_cut and is_same_shape(traced(node).shape, traced(site.scores).shape):
+            raise Refusal(f"gradients do not flow through '{node}'")
+    inside = {site.scores, *site.path, site.output}
+    node = site.scores.next
+    while node is not site.output:
+        if changes_grad_mode(node):
+            raise Refusal(f"'{node}' lies between the two products")
+        if any(may_share_memory(t, n) for t in targets_of(node) for n in inside if _is_dense(n)):
+            raise Refusal(f"'{node}' changes what others may look at")
+        node = node.next
+
+
+def _is_dense(node: Node) -> bool:
+    return tensor_of(node) is not None
+
+
+def _check_uses(site: Site, plan: Plan) -> None:
+    """Check that operands are what they were, and that no gradient flows from elsewhere."""
+    sources = [plan.q.node, plan.k.node, plan.v.node, *plan.operands]
+    sources += [p.node for p in (plan.sink, plan.keep) if isinstance(p, Placed)]
+    node, *_ = closure(site.output, sources)[0]
+    while node is not site.output:
+        for target in targets_of(node):
+            if any(tensor_of(s) is not None and may_share_memory(target, s) for s in sources):
+                raise Refusal(f"'{node}' writes to memory of an operand before the values are used")
+        node = node.next
+    inside = {*site.path, site.output}
+    for item in (site.scores, *site.path):
+        value = tensor_of(item)
+        for user in item.users:
+            if user in inside or value is None or not value.requires_grad or _is_number(user):
+                continue
+            if not _is_only_returned(user):
+                raise Refusal(f"'{item}' is also used by '{user}', with gradients")
+
+
+def _is_number(node: Node) -> bool:
+    """Whether a node is a number, as sizes are."""
+    value = node.meta.get("example_value")
+    return isinstance(value, int | float | torch.SymInt | torch.SymFloat | torch.Size)
+
+
+def _is_only_returned(node: Node) -> bool:
+    """Whether a node and all that is made of it are only rearranged and returned."""
+    stack = [node]
+    seen = {node}
+    while stack:
+        item = stack.pop()
+        if item.op == "output":
+            continue
+        value = tensor_of(item)
+        if value is not None and not value.requires_grad:
+            continue
+        if kind_of(item) not in LAYOUT | {"to", "float", "type", "type_as"} or len(seen) > 64:
+            return False
+        for user in item.users:
+            if user not in seen:
+                seen.add(user)
+                stack.append(user)
+    return True
+
+
+def _apply(site: Site, plan: Plan, *, is_checked: bool = False) -> Node:
+    """Put the operator into the graph and return it; undo everything if that does not work."""
+    insert = Inserter(site.output)
+    early: Inserter | None = None
+    try:
+        noise = None
+        if plan.is_dropout:
+            assert plan.keep is not None
+            early = Inserter(plan.keep.node)
+            noise = _noise(early, plan.keep.node)
+        result, operation = substitute(plan, insert, site.output, noise)
+        result = _laid_out(insert, result, site.output)
+        _check_result(result, site.output)
+        if not is_checked:
+            _check_numbers(site, plan, insert, result, noise)
+    except Exception as error:  # whatever goes wrong, the graph must be what it was
+        insert.undo()
+        if early is not None:
+            early.undo()
+        if isinstance(error, Refusal):
+            raise
+        raise Refusal(f"the operator does not take it: {error}") from error
+    site.output.replace_all_uses_with(result)
+    _remove(site, plan, noise)
+    return operation
+
+
+def _check_numbers(
+    site: Site, plan: Plan, insert: Inserter, result: Node, noise: Node | None
+) -> None:
+    sources = [p.node for p in (plan.q, plan.k, plan.v, plan.sink, plan.keep) if
+               isinstance(p, Placed) and not (p is plan.keep and plan.is_dropout)]  # fmt: skip
+    sources += plan.operands
+    sources += [f.item for f in plan.factors if isinstance(f.item, Node)]
+    before, leaves = closure(site.output, sources)
+    given = dict.fromkeys([*leaves, *closure(result, [*sources, *_of(noise)])[1]])
+    dropouts = {node: noise for node in before if noise is not None and is_dropout(node)}
+    after = [node for node in insert.added if node not in given]
+    computation = Computation(
+        tuple(n for n in given if n is not noise), tuple(before), site.output, tuple(after),
+        result, dropouts, site.scores,
+    )  # fmt: skip
+    try:
+        check(computation)
+    except Unchecked:
+        _check_small(site, plan, computation)
+
+
+def _check_small(site: Site, plan: Plan, computation: Computation) -> None:
+    """Check a version of a site with small sizes, of which the same must be made."""
+    reasons: list[str] = []
+    for lengths in lengths_of(plan):
+        try:
+            small = shrunk(site, computation, lengths)
+            if _is_small_alike(small, plan, lengths, reasons):
+                return
+        except Refusal as refusal:
+            reasons.append(refusal.reason)
+    raise Refusal(reasons[0] if reasons else "it is not understood at other sizes")
+
+
+def _is_small_alike(small: Site, plan: Plan, lengths: Lengths, reasons: list[str]) -> bool:
+    """Whether the same is made of a small version, and computes what it should."""
+    for found in plans_for(small, Writes(small.output.graph)):
+        if isinstance(found, Refusal) or found.score != renamed(plan.score, lengths):
+            continue
+        if len(found.operands) != len(plan.operands) or found.zero_empty != plan.zero_empty:
+            continue
+        try:
+            _apply(small, found)
+        except Refusal as refusal:
+            reasons.append(refusal.reason)
+            continue
+        return True
+    return False
+
+
+def _of(node: Node | None) -> list[Node]:
+    return [] if node is None else [node]
+
+
+def _noise(insert: Inserter, dropout: Node) -> Node:
+    """Draw what a dropout would draw, as what it multiplies by."""
+    value = traced(dropout)
+    if not value.is_contiguous():
+        raise Refusal(f"'{dropout}' draws in another order than elements lie")
+    sizes = Sizes(insert)
+    shape = [sizes.node(sizes.reader.read(size)) for size in value.shape]
+    ones = insert.call(torch.ones, shape, dtype=value.dtype, device=value.device)
+    return insert.call(torch.nn.functional.dropout, ones, dropout_probability(dropout), True)
+
+
+def _laid_out(insert: Inserter, result: Node, output: Node) -> Node:
+    """Return the result in memory as it was where that can be seen: outside, or by a view."""
+    before, after = traced(output), traced(result)
+    if not before.is_contiguous() or after.is_contiguous():
+        return result
+    if _needs_layout(output, after):
+        return insert.call("contiguous", result)
+    return result
+
+
+def _needs_layout(output: Node, value: torch.Tensor) -> bool:
+    known: dict[Node, Any] = {output: value}
+    stack = [output]
+    while stack:
+        for user in stack.pop().users:
+            if user.op == "output":
+                return True
+            if kind_of(user) not in LAYOUT or user in known:
+                continue
+            try:
+                args, kwargs = torch.fx.map_arg(
+                    (user.args, user.kwargs),
+                    lambda n: known[n] if n in known else n.meta.get("example_value"),
+                )
+                function: Any = user.target
+                if user.op == "call_method":
+                    known[user] = getattr(args[0], str(function))(*args[1:], **kwargs)
+                else:
+                    known[user] = function(*args, **kwargs)
+            except (RuntimeError, TypeError, ValueError):
+                return True
+            if isinstance(known[user], torch.Tensor) and not known[user].is_contiguous():
+                stack.append(user)
+    return False
+
+
+def _check_result(result: Node, output: Node) -> None:
+    value, wanted = traced(result), traced(output)
+    if value.dtype != wanted.dtype or not is_same_shape(value.shape, wanted.shape):
+        raise Refusal(f"the operator would give {value.dtype} of shape {tuple(value.shape)}")
+
+
+def _remove(site: Site, plan: Plan, noise: Node | None) -> None:
+    """Erase what nothing needs any more; what is used elsewhere stays, computed of its own."""
+    graph = site.output.graph
+    graph.erase_node(site.output)
+    candidates: Sequence[Node] = (*reversed(site.path), site.scores)
+    for node in candidates:
+        if is_dropout(node) and node.users and noise is not None:
+            insert = Inserter(node)
+            node.replace_all_uses_with(insert.call(torch.mul, node.args[0], noise))
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _description(plan: Plan) -> str:
+    layout = plan.layout
+    parts = ["scores as they are" if not plan.score else "with a score function"]
+    if layout.shared != layout.heads:
+        parts.append("heads share keys")
+    if plan.sink is not None:
+        parts.append("sink")
+    if plan.is_dropout:
+        parts.append("dropout")
+    elif plan.keep is not None:
+        parts.append("masked weights")
+    return ", ".join(parts)

@@ -1,0 +1,128 @@
+"""Chooses what computes each attention: a kernel of its own, or products and softmax."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lynx.ir.core import Graph, Op, Value
+from lynx.ir.errors import UsageError
+from lynx.ir.ops.attention import Attending, Attention, AttentionBackward
+from lynx.ir.ops.fusion import Region
+from lynx.ir.traversal import producers
+from lynx.passes.base import PassContext, Remark, Requirement, register_pass
+from lynx.passes.decompose import RULES as DECOMPOSITIONS
+from lynx.passes.requirements import IS_GRAPH
+from lynx.passes.rewrite import NoMatch, Rewritten, Rule, rewrite
+from lynx.passes.target import Target
+
+from .expand import expand_attention, expand_attention_backward
+
+SUBJECT = "attention"
+"""What remarks on attention are about."""
+
+MOST_BYTES = 256 << 20
+"""Scores that are larger are never computed all at once."""
+
+WAYS = ("", "whole", "unfused")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How an attention is computed, and why; `unfused` is by way of all scores."""
+
+    is_unfused: bool
+    reason: str
+
+
+@register_pass
+@dataclass(frozen=True)
+class ChooseAttention:
+    """Keep attention whole for a kernel of its own, or expand it into products and softmax.
+
+    `way` forces one: `whole` or `unfused`. What is kept has a score function of primitive ops.
+    """
+
+    name: ClassVar[str] = "choose-attention"
+    requires: ClassVar[tuple[Requirement, ...]] = (IS_GRAPH,)
+
+    way: str = ""
+
+    def __post_init__(self) -> None:
+        if self.way not in WAYS:
+            raise UsageError("bad-option", f"attention is 'whole' or 'unfused', not '{self.way}'")
+
+    def run(self, module: Graph, context: PassContext) -> Graph:
+        """Return the graph with the attention that no kernel computes expanded."""
+        if not any(isinstance(op, Attending) for op in module.ops):
+            return module
+        return rewrite(self._simplified(module, context), self._rules(context), context)
+
+    def _simplified(self, module: Graph, context: PassContext) -> Graph:
+        """Tell what is chosen, and prepare the score functions of what is kept."""
+        ops: list[Op] = []
+        mapping: dict[Value, Value] = {}
+        for op in module.ops:
+            made = op.replace_operands(mapping)
+            if isinstance(op, Attending):
+                choice = self._choose(op, context.target)
+                context.remarks.append(Remark(SUBJECT, choice.reason, op.loc))
+                if not choice.is_unfused:
+                    made = _with_primitive_score(made, context)
+            ops.append(made)
+            if made is not op:
+                mapping.update(zip(op.results, made.results, strict=True))
+        return module.with_ops(tuple(ops), mapping) if mapping else module
+
+    def _rules(self, context: PassContext) -> tuple[Rule, ...]:
+        def expand(op: Attending) -> Rewritten:
+            if not self._choose(op, context.target).is_unfused:
+                return NoMatch("it stays whole")
+            made = _expanded(op, context.target)
+            if isinstance(made, NoMatch):
+                context.remarks.append(Remark(SUBJECT, f"stays whole: {made.reason}", op.loc))
+            return made
+
+        return (Rule("expand_attention", (Attention, AttentionBackward), expand),)
+
+    def _choose(self, op: Attending, target: Target) -> Choice:
+        if self.way:
+            return Choice(self.way == "unfused", f"computed {self.way}, as asked for")
+        return choose(op, target)
+
+
+def choose(op: Attending, target: Target) -> Choice:
+    """Return how an attention is computed on a machine."""
+    if target.has_attention:
+        return Choice(False, "computed by a kernel of its own")
+    nbytes = op.dot_type.nbytes
+    if isinstance(nbytes, int) and nbytes > MOST_BYTES:
+        return Choice(False, f"computed in parts: all scores are {nbytes >> 20} MiB")
+    return Choice(True, "computed by products and softmax: no kernel of its own for this machine")
+
+
+def _expanded(op: Attending, target: Target) -> Rewritten:
+    if isinstance(op, AttentionBackward):
+        return expand_attention_backward(op, target)
+    assert isinstance(op, Attention)
+    return expand_attention(op, target)
+
+
+def _with_primitive_score(op: Op, context: PassContext) -> Op:
+    """Return an attention whose score function consists of primitive ops."""
+    assert isinstance(op, Attention | AttentionBackward)
+    if op.score is None:
+        return op
+    region = primitive_region(op.score, context)
+    return op if region is op.score else dataclasses.replace(op, score=region)
+
+
+def primitive_region(region: Region, context: PassContext) -> Region:
+    """Return a region without composite ops and without ops that nothing needs."""
+    graph = Graph("score", region.parameters, region.ops, region.results)
+    changed = rewrite(graph, DECOMPOSITIONS, context)
+    results = tuple(value for value in changed.outputs if value is not None)
+    ops = tuple(producers(results))
+    same = len(ops) == len(region.ops) and all(a is b for a, b in zip(ops, region.ops, strict=True))
+    return region if same else Region(region.parameters, ops, results)
