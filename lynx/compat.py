@@ -50,6 +50,9 @@ GRAD_MODE_CHANGES: tuple[Any, ...] = (
 )
 """Functions that Dynamo calls to turn the recording of gradients on or off."""
 
+OPERATOR_SPACES: tuple[Any, ...] = (torch._C._nn, torch._C)
+"""Modules whose functions Dynamo may call instead of those of the same name in `torch`."""
+
 FLEX_ATTENTION: Any = torch.ops.higher_order.flex_attention
 """What `flex_attention` becomes in the graphs of Dynamo."""
 

@@ -11,8 +11,9 @@ import torch.fx
 
 from lynx.normalize import normalize
 from lynx.recognise import recognise
-from tests.frontend.attention_idioms import IDIOMS, Idiom
+from tests.frontend.attention_idioms import Idiom
 from tests.frontend.attention_misses import MISSES
+from tests.frontend.attention_more_idioms import IDIOMS
 
 LENGTH, BATCH = 9, 2
 DTYPES = [torch.float32, torch.bfloat16]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from lynx.compat import OpOverload
+from lynx.compat import OPERATOR_SPACES, OpOverload
 from lynx.operators import matmul
 from lynx.recognise.nodes import Node, name_of
 
@@ -75,7 +75,7 @@ WALKABLE = (LAYOUT | CASTS | ELEMENTWISE | NORMALIZING | EXPONENTIALS | REDUCTIO
 CHEAP = (LAYOUT | CASTS | ELEMENTWISE | FACTORIES) - {"clone_", "setitem", "roll", "cat", "stack"}
 """What of masks and biases is better computed where it is used than kept."""
 
-_SPACES: tuple[Any, ...] = (torch._C._nn, torch.special, torch._C)
+_SPACES: tuple[Any, ...] = (torch.special, *OPERATOR_SPACES)
 
 
 def kind_of(node: Node) -> str:
@@ -96,7 +96,7 @@ def _kind_of(node: Node) -> str:
     if isinstance(target, OpOverload):
         return str(target._schema.name).partition("::")[2]
     plain = str(getattr(target, "__name__", ""))
-    if getattr(target, "__module__", "") in ("torch._ops", "torch.ops.aten"):
+    if str(getattr(target, "__module__", "")).endswith(("_ops", "ops.aten")):
         return plain
     for space in _SPACES:
         if plain and getattr(space, plain, None) is target:
