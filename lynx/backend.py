@@ -15,6 +15,7 @@ from lynx.passes import parse_pipeline
 from .cache import open_store
 from .compiler import compile_graph
 from .decompositions import decompositions
+from .generators import attention_devices
 from .normalize import normalize
 from .recognise import recognise
 from .records import RECORDS
@@ -38,7 +39,8 @@ def lynx(
     try:
         build_products_early(settings.products, open_store(settings))
         module = normalize(graph_module)
-        RECORDS.announce(recognise(module, settings.fused_loss_bytes))
+        devices = attention_devices(settings)
+        RECORDS.announce(recognise(module, settings.fused_loss_bytes, devices))
         return _compile(module, inputs, settings)
     except CONTROL_FLOW_ERRORS:
         raise

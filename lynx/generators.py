@@ -40,6 +40,12 @@ def target_of(graph: Graph, cpu_kernels: str = "c") -> Target:
     return dataclasses.replace(this_machine(), generates_code=has_code, has_attention=has_code)
 
 
+def attention_devices(settings: Settings) -> tuple[str, ...]:
+    """Return the types of devices for which there are kernels that compute attention as a whole."""
+    has_kernels = settings.cpu_kernels == "c" and has_compiler()
+    return ("cpu",) if has_kernels and settings.attention == "auto" else ()
+
+
 def generator_of(target: Target, settings: Settings) -> SegmentCompiler | Launcher | None:
     """Return what compiles kernels for a target, None if all runs through torch."""
     if not target.generates_code:

@@ -23,6 +23,9 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 }
 """What each `mode=` of `torch.compile` sets; torch takes a mode or options, never both."""
 
+ATTENTION = ("auto", "none")
+"""Whether attention is recognised."""
+
 CPU_KERNELS = ("c", "triton", "none")
 
 
@@ -74,6 +77,11 @@ class Settings:
         "LYNX_FUSED_LOSS_BYTES",
         "fuse a projection with the cross-entropy of its logits if those take this many bytes",
     )
+    attention: str = _setting(
+        "auto",
+        "LYNX_ATTENTION",
+        "'auto' recognises attention where there is a kernel for it, 'none' leaves it as written",
+    )
     products: str = _setting(
         "auto",
         "LYNX_PRODUCTS",
@@ -84,15 +92,12 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.debug <= 4:
             raise UsageError("bad-option", f"option 'debug' takes 0 to 4, got {self.debug}")
-        if self.cpu_kernels not in CPU_KERNELS:
-            known = ", ".join(CPU_KERNELS)
-            message = f"option 'cpu_kernels' takes {known}, got {self.cpu_kernels!r}"
-            raise UsageError("bad-option", message)
-        if self.products not in PRODUCTS:
-            raise UsageError(
-                "bad-option",
-                f"option 'products' takes {', '.join(PRODUCTS)}, got {self.products!r}",
-            )
+        choices = {"cpu_kernels": CPU_KERNELS, "attention": ATTENTION, "products": PRODUCTS}
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if value not in known:
+                message = f"option '{name}' takes {', '.join(known)}, got {value!r}"
+                raise UsageError("bad-option", message)
 
     @property
     def reproducers(self) -> str:

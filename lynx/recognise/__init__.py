@@ -5,6 +5,8 @@ Each replaces what it finds by an operator of `lynx.operators`, and says why it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.fx
 
 from lynx.passes import Remark
@@ -18,12 +20,17 @@ _LOSSES = ("cross_entropy", "nll_loss", "log_softmax", "logsumexp")
 __all__ = ["recognise"]
 
 
-def recognise(module: torch.fx.GraphModule, minimum_logits_bytes: int) -> list[Remark]:
+def recognise(
+    module: torch.fx.GraphModule,
+    minimum_logits_bytes: int,
+    attention_devices: Sequence[str] = ("cpu", "cuda"),
+) -> list[Remark]:
     """Rewrite a normalized Dynamo graph in place; return what was done and what not, with reasons.
 
-    Logits of less than `minimum_logits_bytes` are left to the projection and the loss.
+    Logits of less than `minimum_logits_bytes` are left to the projection and the loss, attention on
+    other types of devices than `attention_devices` to what the model calls.
     """
-    remarks = list(fuse_attention(module.graph))
+    remarks = list(fuse_attention(module.graph, attention_devices))
     if not any(name_of(node) in _LOSSES for node in module.graph.nodes):
         if remarks:
             module.recompile()

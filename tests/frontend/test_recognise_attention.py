@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.fx
 
+from lynx.ir.ops.attention import Attention
 from lynx.normalize import normalize
 from lynx.recognise import recognise
+from lynx.records import RECORDS
 from tests.frontend.attention_idioms import Idiom
 from tests.frontend.attention_misses import MISSES
 from tests.frontend.attention_more_idioms import IDIOMS
@@ -167,3 +169,35 @@ def test_graphs_without_attention_are_not_touched() -> None:
     torch.compile(lambda x: torch.relu(x @ x.mT).add_(1), backend=counter)(x)
     assert counter.messages == []
     assert any(str(node.target) == "add_" for node in counter.modules[0].graph.nodes)
+
+
+def test_left_on_devices_without_kernels() -> None:
+    torch._dynamo.reset()
+    found: list[int] = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        normal = normalize(module)
+        found.append(len(recognise(normal, 1 << 60, ("cuda",))))
+        found.append(len(recognise(normal, 1 << 60, ("cpu",))))
+        forward: Callable[..., Any] = normal.forward
+        return forward
+
+    x = torch.randn(BATCH, 4, LENGTH, 16)
+    torch.compile(torch.nn.functional.scaled_dot_product_attention, backend=backend)(x, x, x)
+    assert found == [0, 1]
+
+
+@pytest.mark.parametrize(("option", "count"), [("auto", 1), ("none", 0)])
+def test_the_option(option: str, count: int) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(BATCH, 4, LENGTH, 16)
+    compiled = torch.compile(dropless, backend="lynx", options={"attention": option})
+    RECORDS.reset()
+    torch.testing.assert_close(compiled(x), dropless(x))
+    imported = [record.imported for record in RECORDS.graphs if record.imported is not None]
+    ops = [op for graph in imported for op in graph.ops]
+    assert sum(isinstance(op, Attention) for op in ops) == count
+
+
+def dropless(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x @ x.mT, -1) @ x

@@ -38,8 +38,13 @@ from .writes import Writes, targets_of, write_out_of_place
 SUBJECT = "attention"
 
 
-def fuse_attention(graph: torch.fx.Graph) -> Iterator[Remark]:
-    """Replace what is found in a graph, in place; yield what was done and why others stayed."""
+def fuse_attention(graph: torch.fx.Graph, devices: Sequence[str]) -> Iterator[Remark]:
+    """Replace what is found in a graph, in place; yield what was done and why others stayed.
+
+    Only attention on these types of devices is looked at.
+    """
+    if not devices:
+        return
     calls = [node for node in graph.nodes if is_call(node)]
     if not calls and not any(kind_of(node) in EXPONENTIALS for node in graph.nodes):
         return
@@ -47,11 +52,11 @@ def fuse_attention(graph: torch.fx.Graph) -> Iterator[Remark]:
     fold_sizes(graph)
     memory = Memory(Writes(graph))
     for node in calls:
-        loc = location_of(node)
-        yield Remark(SUBJECT, _fused_call(node, memory), loc)
+        if _is_on(node, devices):
+            yield Remark(SUBJECT, _fused_call(node, memory), location_of(node))
     done: set[Node] = set()
     for output, side, exponential in possible_outputs(graph):
-        if output in done:
+        if output in done or not _is_on(output, devices):
             continue
         loc = location_of(output)
         message = _fused(output, side, exponential, memory)
@@ -59,6 +64,13 @@ def fuse_attention(graph: torch.fx.Graph) -> Iterator[Remark]:
             continue
         done.add(output)
         yield Remark(SUBJECT, message, loc)
+
+
+def _is_on(node: Node, devices: Sequence[str]) -> bool:
+    """Whether a node's result is on one of these types of devices."""
+    value = node.meta.get("example_value")
+    first = value[0] if isinstance(value, tuple) and value else value
+    return isinstance(first, torch.Tensor) and first.device.type in devices
 
 
 def _fused_call(node: Node, memory: Memory) -> str:
