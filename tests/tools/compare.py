@@ -95,7 +95,7 @@ def largest_of(tensor: torch.Tensor) -> float:
 
 
 def assert_as_accurate(actual: Any, expected: Any, exact: Any) -> None:
-    """Check that errors against results in `f64` are at most twice those of eager's.
+    """Check that errors against results in `f64` are at most twice those of eager's, and an ulp.
 
     For models that amplify the rounding of eager itself, such as batch norm over two elements. What
     is zero, next to numbers that are not, may be a rounding of those.
@@ -108,7 +108,8 @@ def assert_as_accurate(actual: Any, expected: Any, exact: Any) -> None:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             continue
         assert describe(ours[path], layout=False) == describe(theirs[path], layout=False), path
-        allowed = 2 * largest_of(theirs[path].double() - value) + 1e-6 * largest_of(value) + least
+        last_place = max(1e-6, torch.finfo(theirs[path].dtype).eps) * largest_of(value)
+        allowed = 2 * largest_of(theirs[path].double() - value) + last_place + least
         error = largest_of(ours[path].double() - value)
         assert error <= allowed, f"{path}: an error of {error:.3g}, allowed are {allowed:.3g}"
 
