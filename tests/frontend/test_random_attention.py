@@ -196,5 +196,7 @@ def test_random_attention(program: Program, dynamic: bool) -> None:
     counter = Counter()
     actual = evaluated(torch.compile(program.__call__, backend=counter), args)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
-    if not program.loses_digits:
+    if program.loses_digits and counter.count == 0:
+        assert counter.messages == ["not fused: it would not compute the same"]
+    else:
         assert counter.count == 1, counter.messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,8 +109,10 @@ def assert_as_accurate(actual: Any, expected: Any, exact: Any) -> None:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             continue
         assert describe(ours[path], layout=False) == describe(theirs[path], layout=False), path
-        last_place = max(1e-6, torch.finfo(theirs[path].dtype).eps) * largest_of(value)
-        allowed = 2 * largest_of(theirs[path].double() - value) + last_place + least
+        largest = largest_of(value)
+        ulp = torch.finfo(theirs[path].dtype).eps * 2.0 ** (math.frexp(largest)[1] - 1)
+        slack = max(1e-6 * largest, ulp if largest else 0.0) + least
+        allowed = 2 * largest_of(theirs[path].double() - value) + slack
         error = largest_of(ours[path].double() - value)
         assert error <= allowed, f"{path}: an error of {error:.3g}, allowed are {allowed:.3g}"
 
