@@ -14,9 +14,10 @@ from lynx.ir.native import AttentionCall
 from lynx.ir.types import DType
 from lynx.passes.attention.masks import SURELY_HIDDEN, Mask, mask_of, number_of
 from lynx.passes.attention.score import DOT, SCORE, dot_of, score_of
+from lynx.passes.attention.simplify import simplified
 
 from .attention_masks import BoundsPrinter, regions_of
-from .attention_rows import Arguments, Rows, simplified
+from .attention_rows import Arguments, Rows
 from .integers import division_text
 from .math import helpers_text
 from .prelude import STEP, TYPES

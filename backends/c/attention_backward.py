@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from lynx.ir.dims import Dim
-from lynx.ir.kernel import Apply, Index, Kernel, Load, Scalar, Store
+from lynx.ir.kernel import Apply, Kernel, Load, Scalar, Store
 from lynx.ir.native import AttentionBackwardCall, Strided
 from lynx.ir.types import DType
 from lynx.passes.attention.differentiate import GRAD, GRAD_DOT
+from lynx.passes.attention.simplify import known_in, simplified
 
 from .access import separating
 from .attention import (
@@ -22,7 +23,7 @@ from .attention import (
     typed,
     with_helpers,
 )
-from .attention_rows import Arguments, Rows, simplified
+from .attention_rows import Arguments, Rows
 from .text import memory_type, product_text
 
 
@@ -117,7 +118,7 @@ class DerivativePrinter:
             self.of_dot = self._unscaled(self.of_dot)
         else:
             self.products = self.products[:1]
-        self.known = _known(kernel, score)
+        self.known = known_in(kernel, score.known)
         self.shared = [i for i in self.added if self._is_shared(i)]
         self.reads_dot = False
 
@@ -224,38 +225,6 @@ class DerivativePrinter:
 
 def _rows(arguments: Arguments) -> Rows:
     return Rows(arguments, {}, lambda x: x)
-
-
-def _known(kernel: Kernel, score: ScorePrinter) -> dict[Scalar, bool]:
-    """Return the truth values of the derivative that are known where those of the score are."""
-    keys = {_key(scalar): value for scalar, value in score.known.items()}
-    found: dict[Scalar, bool] = {}
-    for instruction in kernel.body:
-        if instruction.results and instruction.results[0].dtype is DType.BOOL:
-            scalar = instruction.results[0]
-            value = keys.get(_key(scalar))
-            if value is not None:
-                found[scalar] = value
-    return found
-
-
-def _key(scalar: Scalar) -> str:
-    """Return what a scalar computes, as text; conditions of masks are small."""
-    source = scalar.instruction
-    parts = [type(source).__name__, str(scalar.dtype)]
-    for name in ("function", "value", "mask", "other"):
-        value = getattr(source, name, None)
-        if not isinstance(value, Scalar):
-            parts.append(repr(value))
-    buffer = getattr(source, "buffer", None)
-    parts.append(buffer.name if buffer is not None else "")
-    index = getattr(source, "index", None)
-    if isinstance(index, Index):
-        parts.append(repr([(t.stride, t.divisor, t.modulus, t.of if isinstance(t.of, str) else "")
-                           for t in index.terms]))  # fmt: skip
-        parts.append(str(index.offset))
-    parts += [_key(operand) for operand in source.operands]
-    return f"({' '.join(parts)})"
 
 
 def _is_dense(tensor: Strided) -> bool:

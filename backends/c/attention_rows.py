@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lynx.ir.dims import Dim
@@ -272,52 +272,3 @@ def _bound_of_index(index: Index) -> int | None:
 
 def _moves(term: Term) -> bool:
     return term.of == "k" or (isinstance(term.of, Scalar) and "k" in term.of.axes)
-
-
-def simplified(
-    scalars: Iterable[Scalar], known: Mapping[Scalar, bool]
-) -> Callable[[Scalar], Scalar]:
-    """Return a function that finds a simpler equal of scalars where truth values are `known`."""
-    found: dict[Scalar, Scalar] = {}
-
-    def simpler(x: Scalar) -> Scalar:
-        return found.get(x, x)
-
-    def truth(x: Scalar) -> bool | None:
-        return known.get(simpler(x), known.get(x))
-
-    for instruction in _in_order(scalars):
-        if not isinstance(instruction, Apply):
-            continue
-        arguments = instruction.arguments
-        chosen: Scalar | None = None
-        if instruction.function == "where":
-            value = truth(arguments[0])
-            chosen = None if value is None else arguments[1 if value else 2]
-        elif instruction.function == "add":
-            zeros = [_is_number(simpler(a), 0) for a in arguments]
-            chosen = arguments[1] if zeros[0] else arguments[0] if zeros[1] else None
-        if chosen is not None:
-            found[instruction.out] = simpler(chosen)
-    return simpler
-
-
-def _is_number(x: Scalar, value: float) -> bool:
-    source = x.instruction
-    while isinstance(source, Convert):
-        source = source.x.instruction
-    return isinstance(source, Constant) and source.value == value
-
-
-def _in_order(scalars: Iterable[Scalar]) -> list[Instruction]:
-    """Return all that scalars depend on, operands first."""
-    done: dict[Instruction, None] = {}
-    pending = [scalar.instruction for scalar in scalars]
-    while pending:
-        top = pending[-1]
-        missing = [o.instruction for o in top.operands if o.instruction not in done]
-        if top in done or not missing:
-            done[pending.pop()] = None
-        else:
-            pending += missing
-    return list(done)

@@ -59,7 +59,7 @@ def print_staged(
     schedules: tuple[Schedule, ...],
 ) -> PrintedModule:
     """Return the module of a kernel that was cut into stages."""
-    index_type = _index_type(_reaches(staged))
+    index_type = index_type_of(_reaches(staged))
     printed: list[PrintedStage] = []
     messages: list[str] = []
     for group in groups_of(staged.stages, schedules):
@@ -72,9 +72,9 @@ def print_staged(
             continue
         printed.append(print_stage(parts[0], chosen[0], options))
         messages.extend(one.message for one in parts[0].kernel.body if isinstance(one, Check))
-    host = _Host(kernel, staged, printed, index_type).text()
+    host = Host(kernel, staged, printed, index_type).text()
     texts = [one.text for one in printed]
-    text = "\n\n".join([_head(texts, host), *texts, host])
+    text = "\n\n".join([head(texts, host), *texts, host])
     return PrintedModule(kernel.name, text, tuple(printed), tuple(messages))
 
 
@@ -86,11 +86,11 @@ def print_product_module(
     columns = (*contraction.n, *contraction.k)
     rows = (*contraction.batch, *contraction.m)
     staged = Staged((Stage(kernel, rows, columns),), (), {})
-    index_type = _index_type(_reaches(staged))
+    index_type = index_type_of(_reaches(staged))
     chosen = schedule if schedule is not None else choose_product(contraction)
     printed = print_product(contraction, chosen, PrintOptions(index_type))
-    host = _Host(kernel, staged, [printed], index_type).text()
-    text = "\n\n".join([_head([printed.text], host), printed.text, host])
+    host = Host(kernel, staged, [printed], index_type).text()
+    text = "\n\n".join([head([printed.text], host), printed.text, host])
     return PrintedModule(kernel.name, text, (printed,), ())
 
 
@@ -104,13 +104,15 @@ def _reaches(staged: Staged) -> list[Dim]:
     return found
 
 
-def _index_type(reaches: list[Dim]) -> str:
+def index_type_of(reaches: list[Dim]) -> str:
+    """Return the type of positions: `INDEX` where the launch decides."""
     if any(isinstance(dim, int) and dim >= LIMIT for dim in reaches):
         return "tl.int64"
     return "tl.int32" if is_static(reaches) else "INDEX"
 
 
-def _head(kernels: list[str], host: str) -> str:
+def head(kernels: list[str], host: str) -> str:
+    """Return the imports of a module."""
     body = "\n".join(kernels)
     lines = ["import triton", "import triton.language as tl"]
     if "torch." in host:
@@ -124,7 +126,7 @@ def _head(kernels: list[str], host: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-class _Host:
+class Host:
     """Prints the function that launches the kernels."""
 
     def __init__(
@@ -144,6 +146,7 @@ class _Host:
         self.lines: list[str] = []
 
     def text(self) -> str:
+        """Return the function."""
         buffers = [self.names[buffer] for buffer in self.kernel.buffers]
         symbols = list(self.kernel.symbols)
         self.lines.append(f"def run({', '.join([*buffers, 'failures', *symbols])}):")
@@ -157,20 +160,23 @@ class _Host:
             size = python_source(buffer.extent)
             made = f"torch.empty({size}, dtype={torch_name(buffer.dtype)}, device={device})"
             self.lines.append(f"    {self.names[buffer]} = {made}")
-        if self.index_type == "INDEX":
-            self._index_type()
+        self.choose_index_type(_reaches(self.staged))
         for one in self.printed:
-            self._launch(one)
+            self.launch(one)
         return "\n".join(self.lines) + "\n"
 
-    def _index_type(self) -> None:
-        reaches = (dim for dim in _reaches(self.staged) if not isinstance(dim, int))
-        dims = dict.fromkeys(map(python_source, reaches))
+    def choose_index_type(self, reaches: list[Dim]) -> None:
+        """Print how the type of positions is chosen, if the launch does that."""
+        if self.index_type != "INDEX":
+            return
+        symbolic = (dim for dim in reaches if not isinstance(dim, int))
+        dims = dict.fromkeys(map(python_source, symbolic))
         most = ", ".join(dims)
         most = f"max({most})" if len(dims) > 1 else most
         self.lines.append(f"    index = tl.int64 if {most} >= {LIMIT} else tl.int32")
 
-    def _launch(self, one: PrintedStage) -> None:
+    def launch(self, one: PrintedStage) -> None:
+        """Print a launch."""
         sign = " + " if one.is_sum else " * "
         dims = [dim for blocks in one.grid for dim, _ in blocks]
         if one.is_sum:
