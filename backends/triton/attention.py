@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lynx.ir.dims import Dim
+from lynx.ir.dims import Dim, contiguous_strides, python_source
 from lynx.ir.errors import CompileError
-from lynx.ir.kernel import Check, Kernel
-from lynx.ir.native import AttentionBackwardCall, AttentionCall
+from lynx.ir.kernel import Buffer, Check, Kernel
+from lynx.ir.native import AttentionBackwardCall, AttentionCall, Strided
+from lynx.ir.program import same_strides
 from lynx.ir.types import DType
 
+from .attention_backward import gradient_printers
 from .attention_forward import ForwardPrinter
 from .attention_memory import AttentionMemory
 from .attention_writer import Tiles, parts_of
+from .dtypes import torch_name
 from .module import Host, PrintedModule, head, index_type_of
 from .parts import Staged
 from .printer import PrintedStage
@@ -75,7 +79,8 @@ def print_attention(
     name = "attention_backward" if memory.is_backward else "attention"
     kernel = memory.kernel(name)
     chosen = tiles or choose_tiles(memory)
-    stages: list[PrintedStage] = [ForwardPrinter(memory, chosen, how, options.precision).print()]
+    printers = [ForwardPrinter] if isinstance(call, AttentionCall) else gradient_printers(call)
+    stages = [one(memory, chosen, how, options.precision).print() for one in printers]
     host = AttentionHost(memory, kernel, stages, index_type, reaches).text()
     texts = [one.text for one in stages]
     text = "\n\n".join([head(texts, host), *texts, host])
@@ -114,9 +119,15 @@ class AttentionHost(Host):
         index_type: str,
         reaches: list[Dim],
     ) -> None:
-        super().__init__(kernel, Staged((), (), {}), printed, index_type)
+        scratch = tuple(self._scratch(memory))
+        super().__init__(kernel, Staged((), scratch, {}), printed, index_type)
         self.memory = memory
         self.reaches = reaches
+
+    @staticmethod
+    def _scratch(memory: AttentionMemory) -> Iterator[Buffer]:
+        if memory.is_backward:
+            yield from (*memory.rows.values(), memory.lows, *memory.added.values())
 
     def text(self) -> str:
         """Return the function."""
@@ -124,7 +135,60 @@ class AttentionHost(Host):
         arguments = ", ".join([*buffers, "failures", *self.kernel.symbols])
         self.lines.append(f"def run({arguments}):")
         self.lines.append(f'    """Run {self.kernel.name} on its tensors."""')
+        call = self.memory.call
+        if isinstance(call, AttentionBackwardCall):
+            self._allocate(call)
         self.choose_index_type(self.reaches)
         for one in self.printed:
             self.launch(one)
+        if isinstance(call, AttentionBackwardCall):
+            self._sum_up(call)
         return "\n".join(self.lines) + "\n"
+
+    def _allocate(self, call: AttentionBackwardCall) -> None:
+        """Print the memory for numbers of rows, and for gradients of operands."""
+        memory = self.memory
+        used = {p.stands_for for one in self.printed for p in one.parameters}
+        device = f"{self.names[memory.role('queries')]}.device"
+        for buffer in self.staged.scratch:
+            if buffer not in used:
+                continue
+            name, size = self.names[buffer], python_source(buffer.extent)
+            target = self._target(call, buffer)
+            if target is not None:
+                flat = f"torch.as_strided({target}, ({size},), (1,), {target}.storage_offset())"
+                self.lines.append(f"    {name} = {flat}.zero_()")
+                continue
+            made = "empty" if buffer in memory.rows.values() else "zeros"
+            kind = torch_name(buffer.dtype)
+            self.lines.append(f"    {name} = torch.{made}({size}, dtype={kind}, device={device})")
+
+    def _target(self, call: AttentionBackwardCall, buffer: Buffer) -> str | None:
+        """Return the gradient that lies as what is added up does, None if there is none."""
+        for (name, own), tensor in zip(self.memory.added.items(), call.operands, strict=True):
+            is_dense = same_strides(tensor.shape, tensor.strides, contiguous_strides(tensor.shape))
+            if own is buffer and tensor.dtype is buffer.dtype and is_dense:
+                return self.names[self.memory.role(name)]
+        return None
+
+    def _sum_up(self, call: AttentionBackwardCall) -> None:
+        """Print how gradients of sinks and operands are written."""
+        sizes = call.forward.sizes
+        if call.sink is not None:
+            rows = _tuple((sizes.batch, sizes.heads, sizes.queries))
+            of_sinks = self.names[self.memory.rows["of_sinks"]]
+            total = f"{of_sinks}.view({rows}).sum_to_size({_tuple(call.sink.shape)})"
+            self.lines.append(f"    {self._strided('grad_sinks', call.sink)}.copy_({total})")
+        for (name, buffer), tensor in zip(self.memory.added.items(), call.operands, strict=True):
+            if self._target(call, buffer) is None:
+                shaped = f"{self.names[buffer]}.view({_tuple(tensor.shape)})"
+                self.lines.append(f"    {self._strided(name, tensor)}.copy_({shaped})")
+
+    def _strided(self, role: str, tensor: Strided) -> str:
+        name = self.names[self.memory.role(role)]
+        layout = f"{_tuple(tensor.shape)}, {_tuple(tensor.strides)}"
+        return f"torch.as_strided({name}, {layout}, {name}.storage_offset())"
+
+
+def _tuple(dims: tuple[Dim, ...]) -> str:
+    return f"({''.join(f'{python_source(dim)}, ' for dim in dims)})"

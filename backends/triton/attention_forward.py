@@ -45,8 +45,7 @@ class ForwardPrinter:
 
     def print(self) -> PrintedStage:
         """Return the kernel."""
-        writer = self.writer
-        self._begin("attention_forward")
+        self._begin()
         self._start_sums()
         self._sweep()
         self._finish()
@@ -54,9 +53,8 @@ class ForwardPrinter:
 
     # also for other kernels
 
-    def _begin(self, name: str) -> None:
+    def _begin(self) -> None:
         """Print which block of queries of which head this is, and load the queries."""
-        del name
         writer, call = self.writer, self.call
         for tensor, buffer in self._tensors().items():
             writer.tensor(tensor, buffer)
@@ -72,6 +70,7 @@ class ForwardPrinter:
         writer.depth_lanes("inner", writer.inner, 1)
         writer.load_parts("query", "queries", call.q, self._head(), "row", depth="inner")
         self._lanes()
+        writer.given(DOT, "product")
         writer.compute([self.score, *(check.condition for check in self.checks)], without="k")
 
     def _lanes(self) -> None:
@@ -82,6 +81,12 @@ class ForwardPrinter:
 
     def _head(self) -> str:
         return self.writer.axis_names["h"]
+
+    def _place_of_row(self) -> str:
+        """Return the text of the place of a row in scratch memory."""
+        writer = self.writer
+        b, h = (writer.axis_names[axis] for axis in ("b", "h"))
+        return f"(({b} * {writer.size('heads')} + {h}) * {writer.size('queries')} + row)"
 
     def _tensors(self) -> dict[str, object]:
         memory = self.memory
@@ -123,8 +128,8 @@ class ForwardPrinter:
             writer.emit(f"product = {writer.dot(f'query_{n}', f'key_{n}', total)}")
             total = "product"
 
-    def scores(self, *, inside: bool) -> str:
-        """Print the scores of a tile of products; return their name."""
+    def scores(self, *, inside: bool, masked: bool = True) -> str:
+        """Print the scores of a tile of products; return their text."""
         writer = self.writer
         writer.given(DOT, "product")
         writer.replaced = self.inside if inside else simplified([], {})
@@ -134,9 +139,8 @@ class ForwardPrinter:
             writer.numbered_check(check, number)
         text = writer.tile_of(self.score)
         writer.replaced = lambda scalar: scalar
-        masks = [writer.mask_name("column")]
-        masks = [mask for mask in masks if mask]
-        return f'tl.where({masks[0]}, {text}, float("-inf"))' if masks else text
+        mask = writer.mask_name("column") if masked else ""
+        return f'tl.where({mask}, {text}, float("-inf"))' if mask else text
 
     def softmax(self, scores: str) -> None:
         """Print how a tile of scores changes the largest and the total: weights, and a factor."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lynx.ir.dims import Dim, free_symbols, symbol
+from lynx.ir.dims import Dim, free_symbols, is_equal, product, symbol
 from lynx.ir.errors import CompileError
-from lynx.ir.kernel import Buffer, Kernel, KernelAxis
+from lynx.ir.kernel import Buffer, Index, Kernel, KernelAxis, Store
 from lynx.ir.native import AttentionBackwardCall, AttentionCall, Pointer, Strided
 from lynx.ir.program import extent
 from lynx.ir.types import DType
+from lynx.passes.attention.differentiate import GRAD_DOT
 from lynx.passes.attention.score import DOT, SCORE
 
 
@@ -52,6 +54,42 @@ class AttentionMemory:
     def role(self, name: str) -> Buffer:
         """Return the buffer that has a role."""
         return self.slots[self.roles[name]]
+
+    @functools.cached_property
+    def rows(self) -> dict[str, Buffer]:
+        """Scratch memory with a number for each query of each head."""
+        sizes = self.forward.sizes
+        count = product((sizes.batch, sizes.heads, sizes.queries))
+        names = ["shifts", "scales", "deltas"]
+        if isinstance(self.call, AttentionBackwardCall) and self.call.sink is not None:
+            names.append("of_sinks")
+        return {name: Buffer(name, DType.F32, count, is_written=True) for name in names}
+
+    @functools.cached_property
+    def lows(self) -> Buffer:
+        """Scratch memory with a flag for each head: whether some row counts what is hidden."""
+        sizes = self.forward.sizes
+        return Buffer("lows", DType.I32, product((sizes.batch, sizes.heads)), is_written=True)
+
+    @functools.cached_property
+    def added(self) -> dict[str, Buffer]:
+        """Memory of the gradients of operands, dense and of the type of scores, by name."""
+        if not isinstance(self.call, AttentionBackwardCall):
+            return {}
+        buffers = (one for one in self.call.derivative.buffers if one.is_written)
+        return {
+            one.name: Buffer(f"sum_{one.name}", one.dtype, one.extent, is_written=True)
+            for one in buffers
+            if one.name != GRAD_DOT
+        }
+
+    def is_apart(self, store: Store) -> bool:
+        """Whether each pair of a query and a key stores to a place of its own."""
+        assert isinstance(self.call, AttentionBackwardCall), self.call
+        stores = [one for one in self.call.derivative.body if isinstance(one, Store)]
+        if sum(one.buffer is store.buffer for one in stores) > 1:
+            return False
+        return _are_apart(store.index, self.call.derivative.sizes)
 
     def kernel(self, name: str) -> Kernel:
         """Return a kernel without instructions, with these buffers and all symbols of the call."""
@@ -125,9 +163,29 @@ class AttentionMemory:
         yield "grad_keys", call.k, (s.batch, s.kv_heads, s.keys, s.depth)
         yield "grad_values", call.v, (s.batch, s.kv_heads, s.keys, s.value_depth)
         yield "grad_sinks", call.sink, (s.batch, s.heads, s.queries)
-        written = [b.name for b in call.derivative.buffers if b.is_written and b.name != "grad_dot"]
+        written = [b.name for b in call.derivative.buffers if b.is_written and b.name != GRAD_DOT]
         for name, tensor in zip(written, call.operands, strict=True):
             yield name, tensor, tensor.shape
+
+
+def _are_apart(index: Index, sizes: dict[str, Dim]) -> bool:
+    """Whether an index is another one for each combination of positions along the axes."""
+    pending: list[tuple[Dim, Dim]] = []
+    for term in index.terms:
+        if not isinstance(term.of, str) or term.divisor != 1 or term.modulus is not None:
+            return False
+        pending.append((term.stride, sizes[term.of]))
+    axes = [term.of for term in index.terms]
+    if any(size != 1 and axes.count(axis) != 1 for axis, size in sizes.items()):
+        return False
+    below: Dim = 1
+    while pending:
+        found = next((one for one in pending if is_equal(one[0], below)), None)
+        if found is None:
+            return False
+        pending.remove(found)
+        below = product((below, found[1]))
+    return True
 
 
 _WRITTEN = ("grad_queries", "grad_keys", "grad_values", "grad_sinks")
