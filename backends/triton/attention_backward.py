@@ -71,7 +71,7 @@ class RowsPrinter(ForwardPrinter):
         names.pop("keeps", None)
         if "grad_logarithms" in self.memory.roles:
             names["grad_logarithms"] = self.memory.role("grad_logarithms")
-        if self._hidden_below() is not None:
+        if self.may_be_low:
             names["lows"] = self.memory.lows
         return {**names, **self.memory.rows}
 
@@ -106,18 +106,14 @@ class RowsPrinter(ForwardPrinter):
         if call.sink is not None:
             weight = f"tl.exp2((sink - shift) * {LOG2E}) * scale"
             writer.write(f"of_sinks + {place}", f"-share * {weight}", mask)
-        limit = self._hidden_below()
-        if limit is not None:
-            low = f"(shift > {limit}) == 0"
-            low = f"({low}) & {mask}" if mask else low
-            lows = f"lows + (pair + tl.zeros([XBLOCK, 1], tl.int32))"
+        if self.may_be_low:
+            below = 'float("-inf")'
+            if self.mask.limit > -math.inf:
+                below = repr(self.mask.limit + FAR_BELOW + _LOG_OF_KEYS)
+            low = f"((lse > {below}) == 0)"
+            low = f"{low} & {mask}" if mask else low
+            lows = "lows + (pair + tl.zeros([XBLOCK, 1], tl.int32))"
             writer.write(lows, "tl.full([XBLOCK, 1], 1, tl.int32)", low)
-
-    def _hidden_below(self) -> str | None:
-        """Return below which shift a row counts what is hidden, None if it never does."""
-        if not self.regions or self.mask.limit == -math.inf:
-            return None
-        return repr(self.mask.limit + FAR_BELOW + _LOG_OF_KEYS)
 
 
 class GradientPrinter(ForwardPrinter):
@@ -165,7 +161,7 @@ class GradientPrinter(ForwardPrinter):
 
     def again(self) -> str:
         """Return the condition under which hidden pairs of a head count."""
-        if not self.regions or self.mask.limit == -math.inf:
+        if not self.may_be_low:
             return ""
         head, heads = self._head(), self.writer.size("heads")
         return f"tl.load(lows + ({self.writer.axis_names['b']} * {heads} + {head})) > 0"

@@ -53,6 +53,16 @@ class ForwardPrinter:
 
     # also for other kernels
 
+    @property
+    def may_be_low(self) -> bool:
+        """Whether what is skipped may matter for gradients: to rows that see hardly anything.
+
+        What a finite number hides may be all that a row sees. A row that sees nothing is NaN for
+        all keys, unless it shall be zero.
+        """
+        is_exact = self.mask.limit == -math.inf
+        return bool(self.regions) and not (is_exact and self.call.zero_empty)
+
     def _begin(self) -> None:
         """Print which block of queries of which head this is, and load the queries."""
         writer, call = self.writer, self.call
