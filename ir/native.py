@@ -217,12 +217,19 @@ class LaunchRequest:
     """A kernel to be launched on a device.
 
     If the kernel multiplies matrices, `product` is what it was made from: the library can do that
-    part.
+    part. With `attention` that is run instead, on a tensor for each of its slots, and the kernel is
+    the one of its score function, or of the derivative, by which it is known.
     """
 
     kernel: Kernel
     device: str
     product: FusedLayout | None = field(default=None, compare=False)
+    attention: AttentionCall | AttentionBackwardCall | None = None
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All kernels in what is run."""
+        return (self.kernel,) if self.attention is None else kernels_in(self.attention)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def verified_launcher(launcher: Launcher) -> Launcher:
     checker = KernelChecker()
 
     def compile_verified(requests: tuple[LaunchRequest, ...]) -> tuple[Launch, ...]:
-        checker.check(request.kernel for request in requests)
+        checker.check(kernel for request in requests for kernel in request.kernels)
         return launcher.compile(requests)
 
     return Launcher(launcher.device, compile_verified)

@@ -37,7 +37,9 @@ def accelerator(device: str, *, has_triton: bool) -> Target:
     if kind != "cuda":
         return Target(device=kind)
     if not torch.cuda.is_available() or _number(device) >= torch.cuda.device_count():
-        return Target(device=kind, launches=True, generates_code=has_triton)
+        return Target(
+            device=kind, launches=True, generates_code=has_triton, has_attention=has_triton
+        )
     return _described(_number(device), has_triton)
 
 
@@ -79,5 +81,6 @@ def describe(
         flops=cores * _LANES * 2 * clock,
         native_products=native,
         generates_code=has_triton and (is_amd or properties.major >= _OLDEST),
+        has_attention=has_triton and (is_amd or properties.major >= _OLDEST),
         launches=True,
     )

@@ -32,18 +32,27 @@ def target_of(graph: Graph, cpu_kernels: str = "c") -> Target:
     Kernels of CPU tensors are made by C, by Triton as if the CPU were a GPU, or by none.
     """
     device = accelerator_of(graph)
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    has_triton = _triton is not None
     if device:
-        return accelerator(device, has_triton=_triton is not None)
+        target = accelerator(device, has_triton=has_triton)
+        return dataclasses.replace(target, is_deterministic=is_deterministic)
     if cpu_kernels == "triton":
-        return Target(generates_code=True, launches=True)
+        return Target(
+            generates_code=True, launches=True, has_attention=has_triton,
+            is_deterministic=is_deterministic,
+        )  # fmt: skip
     has_code = cpu_kernels == "c" and has_compiler()
     return dataclasses.replace(this_machine(), generates_code=has_code, has_attention=has_code)
 
 
 def attention_devices(settings: Settings) -> tuple[str, ...]:
     """Return the types of devices for which there are kernels that compute attention as a whole."""
-    has_kernels = settings.cpu_kernels == "c" and has_compiler()
-    return ("cpu",) if has_kernels and settings.attention == "auto" else ()
+    if settings.attention != "auto":
+        return ()
+    makers = {"c": has_compiler(), "triton": _triton is not None}
+    on_cpu = ("cpu",) if makers.get(settings.cpu_kernels) else ()
+    return (*on_cpu, "cuda") if _triton is not None else on_cpu
 
 
 def generator_of(target: Target, settings: Settings) -> SegmentCompiler | Launcher | None:

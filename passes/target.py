@@ -19,7 +19,8 @@ class Target:
     device multiplies at least as fast as `f32`. With `has_products` a segment may call the matrix
     products of the library; with `generates_code` a back end builds kernels, and without it every
     op runs through torch; with `has_attention` it has kernels of whole attentions. With `launches`
-    the host launches each kernel, as on a GPU, whose library has products of all types.
+    the host launches each kernel, as on a GPU, whose library has products of all types; it is asked
+    with `is_deterministic` to give the same bits each time.
     """
 
     device: str = "cpu"
@@ -34,6 +35,7 @@ class Target:
     generates_code: bool = False
     has_attention: bool = False
     launches: bool = False
+    is_deterministic: bool = False
 
     @property
     def text(self) -> str:

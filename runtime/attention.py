@@ -11,10 +11,13 @@ from lynx.ir.core import Value
 from lynx.ir.dims import Dim
 from lynx.ir.errors import CompileError
 from lynx.ir.kernel import Kernel
+from lynx.ir.kernel_printer import kernel_key
+from lynx.ir.location import UNKNOWN
 from lynx.ir.native import (
     AttentionBackwardCall,
     AttentionCall,
     AttentionSizes,
+    LaunchRequest,
     NativeCall,
     Pointer,
     Strided,
@@ -40,11 +43,29 @@ class AttentionStep:
 
     values: tuple[Value, ...]
     template: AttentionCall | AttentionBackwardCall
+    device: str = "cpu"
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels of the score function and of its derivative."""
         return kernels_in(self.template)
+
+    @property
+    def name(self) -> str:
+        """A word for what runs."""
+        is_forward = isinstance(self.template, AttentionCall)
+        return "attention" if is_forward else "attention_backward"
+
+    @property
+    def request(self) -> LaunchRequest:
+        """What a launcher is asked for."""
+        call = self.template
+        if isinstance(call, AttentionBackwardCall):
+            forward = dataclasses.replace(call.forward, loc=UNKNOWN)
+            call = dataclasses.replace(call, forward=forward)
+        else:
+            call = dataclasses.replace(call, loc=UNKNOWN)
+        return LaunchRequest(self.kernels[-1], self.device, attention=call)
 
     def call(self, pointers: tuple[Pointer, ...]) -> NativeCall:
         """Return the call with the addresses of the values."""
@@ -71,12 +92,25 @@ def dims_of_attention(call: AttentionCall | AttentionBackwardCall) -> Iterable[D
             pending += item
 
 
-def attention_step(op: Attending, find: FindPlace) -> AttentionStep | None:
+class ScoreKernels:
+    """Finds for a kernel the first one that is equal to it, so that equal calls are equal."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Kernel] = {}
+
+    def of(self, kernel: Kernel) -> Kernel:
+        """Return the first kernel that is equal."""
+        return self._known.setdefault(kernel_key(kernel), kernel)
+
+
+def attention_step(
+    op: Attending, find: FindPlace, device: str = "cpu", kernels: ScoreKernels | None = None
+) -> AttentionStep | None:
     """Return the step of an attention; None where the place of a value is not known.
 
     `CompileError` if the score function has no kernel, or none of its derivative.
     """
-    maker = _Maker(find)
+    maker = _Maker(find, kernels or ScoreKernels())
     try:
         if isinstance(op, Attention):
             call: AttentionCall | AttentionBackwardCall = maker.forward(op, op.results)
@@ -85,7 +119,7 @@ def attention_step(op: Attending, find: FindPlace) -> AttentionStep | None:
             call = maker.backward(op)
     except _UnknownPlaceError:
         return None
-    return AttentionStep(tuple(maker.values), call)
+    return AttentionStep(tuple(maker.values), call, device)
 
 
 class _UnknownPlaceError(Exception):
@@ -95,8 +129,9 @@ class _UnknownPlaceError(Exception):
 class _Maker:
     """Makes the call of one attention, and collects the values in it."""
 
-    def __init__(self, find: FindPlace) -> None:
+    def __init__(self, find: FindPlace, kernels: ScoreKernels) -> None:
         self.find = find
+        self.kernels = kernels
         self.values: dict[Value, int] = {}
 
     def pointer(self, value: Value) -> Pointer:
@@ -173,16 +208,16 @@ class _Maker:
     def _score(self, op: Attending) -> Kernel:
         region = op.scoring()
         if region is None or is_plain(region):
-            return plain_score(op.computing_dtype, op.dot_type.shape)
-        return score_kernel(region, self._input_strides(op))
+            return self.kernels.of(plain_score(op.computing_dtype, op.dot_type.shape))
+        return self.kernels.of(score_kernel(region, self._input_strides(op)))
 
     def _derivative(self, op: AttentionBackward, score: Kernel, wanted: list[int]) -> Kernel:
         region = op.scoring()
         if region is None or is_plain(region):
             if wanted:
                 raise CompileError("no-kernel", "an operand is not used", op.loc)
-            return plain_derivative(score)
-        return derivative_kernel(region, self._input_strides(op), wanted)
+            return self.kernels.of(plain_derivative(score))
+        return self.kernels.of(derivative_kernel(region, self._input_strides(op), wanted))
 
 
 def _placed(item: Any, pointers: tuple[Pointer, ...]) -> Any:

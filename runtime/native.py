@@ -14,17 +14,15 @@ from lynx.ir.kernel import Kernel
 from lynx.ir.native import (
     Launch,
     Launcher,
-    LaunchRequest,
     NativeFunction,
     SegmentCompiler,
     kernels_in,
 )
 from lynx.ir.ops.aten import Resource, Symbolic
-from lynx.ir.ops.fusion import Fused
-from lynx.ir.ops.linear import AddProduct, MatrixProduct
 from lynx.ir.program import Program, sources
 from lynx.passes.base import Remark
 
+from .attention import AttentionStep
 from .places import Places
 from .segments import KernelStep, NativeSteps, PlacedSegment, form_segments
 
@@ -45,7 +43,7 @@ class NativeProgram:
     empty: set[int] = field(default_factory=set)
     segments: tuple[PlacedSegment, ...] = ()
     functions: tuple[NativeFunction, ...] = ()
-    launched: dict[int, tuple[KernelStep, Launch]] = field(default_factory=dict)
+    launched: dict[int, tuple[KernelStep | AttentionStep, Launch]] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -59,7 +57,8 @@ class NativeProgram:
         """The kernels of all segments and launches, each once, in order of first use."""
         calls = [call for placed in self.segments for call in placed.segment.calls]
         called = [kernel for call in calls for kernel in kernels_in(call)]
-        return list(dict.fromkeys([*called, *(step.kernel for step, _ in self.launched.values())]))
+        launched = [kernel for step, _ in self.launched.values() for kernel in step.kernels]
+        return list(dict.fromkeys([*called, *launched]))
 
     @property
     def source(self) -> str:
@@ -90,7 +89,7 @@ def compile_native(
         return NativeProgram(program, places)
     make: Callable[[NativeSteps], _Made]
     if isinstance(native, Launcher):
-        steps = NativeSteps(program, places, device=native.device, products=False)
+        steps = NativeSteps(program, places, device=native.device, products=False, attends=True)
         make = functools.partial(_launches, launcher=native)
     else:
         steps = NativeSteps(program, places, products=products)
@@ -123,18 +122,12 @@ def _segments(steps: NativeSteps, compiler: SegmentCompiler) -> _Made:
 
 def _launches(steps: NativeSteps, launcher: Launcher) -> _Made:
     """Compile each kernel once for each device."""
-    requests: dict[int, LaunchRequest] = {}
-    kernels = {n: step for n, step in steps.found.items() if isinstance(step, KernelStep)}
-    for index, step in kernels.items():
-        product = step.layout if _multiplies(step.layout.op) else None
-        requests[index] = LaunchRequest(step.kernel, step.device, product)
+    kinds = (KernelStep, AttentionStep)
+    kernels = {n: step for n, step in steps.found.items() if isinstance(step, kinds)}
+    requests = {index: step.request for index, step in kernels.items()}
     distinct = tuple(dict.fromkeys(requests.values()))
     launches = dict(zip(distinct, launcher.compile(distinct), strict=True))
     return {"launched": {n: (step, launches[requests[n]]) for n, step in kernels.items()}}
-
-
-def _multiplies(op: Fused) -> bool:
-    return any(isinstance(part, MatrixProduct | AddProduct) for part in op.body.ops)
 
 
 def _needed(native: NativeProgram) -> set[Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -16,6 +17,7 @@ from lynx.ir.native import (
     AttentionCall,
     FusedLayout,
     KernelCall,
+    LaunchRequest,
     NativeCall,
     Pointer,
     ProductCall,
@@ -27,7 +29,7 @@ from lynx.ir.ops.aten import Resource, Symbolic
 from lynx.ir.ops.attention import Attending
 from lynx.ir.ops.fusion import Fused, Region
 from lynx.ir.ops.layout import Reshape
-from lynx.ir.ops.linear import MatrixProduct
+from lynx.ir.ops.linear import AddProduct, MatrixProduct
 from lynx.ir.program import InPlace, Program, Step, Target
 from lynx.ir.types import TensorType
 from lynx.passes.base import Remark
@@ -37,7 +39,7 @@ from lynx.passes.plan_memory import groups_of
 from lynx.passes.products import PRODUCTS, product_call
 from lynx.passes.rewrite import NoMatch
 
-from .attention import AttentionStep, attention_step, dims_of_attention
+from .attention import AttentionStep, ScoreKernels, attention_step, dims_of_attention
 from .places import Place, Places
 
 _NOWHERE = Pointer(0)
@@ -55,6 +57,23 @@ class KernelStep:
     values: tuple[Value, ...]
     device: str
     loc: Location
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernel."""
+        return (self.kernel,)
+
+    @property
+    def name(self) -> str:
+        """The name of the kernel."""
+        return self.kernel.name
+
+    @property
+    def request(self) -> LaunchRequest:
+        """What a launcher is asked for."""
+        parts = self.layout.op.body.ops
+        multiplies = any(isinstance(part, MatrixProduct | AddProduct) for part in parts)
+        return LaunchRequest(self.kernel, self.device, self.layout if multiplies else None)
 
     def call(self, pointers: tuple[Pointer, ...]) -> NativeCall:
         """Return the call with the addresses of the values."""
@@ -87,18 +106,27 @@ NativeStep: TypeAlias = KernelStep | ProductStep | AttentionStep
 class NativeSteps:
     """The steps of a program that kernels can run, by index; `refused` says why others cannot.
 
-    Kernels run on devices of one type; matrix products among the steps are those of segments.
+    Kernels run on devices of one type; matrix products among the steps are those of segments,
+    and so is attention unless `attends` says otherwise.
     `empty` are steps whose results have no elements, so that nothing has to run.
     """
 
     def __init__(
-        self, program: Program, places: Places, *, device: str = "cpu", products: bool = True
+        self,
+        program: Program,
+        places: Places,
+        *,
+        device: str = "cpu",
+        products: bool = True,
+        attends: bool | None = None,
     ) -> None:
         self.program = program
         self.places = places
         self.device = device
         self.products = products
+        self.attends = products if attends is None else attends
         self.factory = KernelFactory()
+        self.scores = ScoreKernels()
         self.found: dict[int, NativeStep] = {}
         self.empty: set[int] = set()
         self.refused: list[Remark] = []
@@ -133,13 +161,17 @@ class NativeSteps:
             inner = Reshape(parameter, op.shape, loc=op.loc)
             fused = Fused((op.x,), Region((parameter,), (inner,), (inner.out,)), loc=op.loc)
             return self._kernel(op, fused, step)
-        if isinstance(op, Attending) and self.products:
+        if isinstance(op, Attending) and self.attends:
             return self._attention(op)
         return self._product(op) if isinstance(op, MatrixProduct) and self.products else None
 
     def _attention(self, op: Attending) -> NativeStep | None:
+        device = op.results[0].tensor_type.device
+        if device.partition(":")[0] != self.device:
+            return None
         try:
-            return attention_step(op, lambda value: self.places.on("cpu", value))
+            find = functools.partial(self.places.on, device)
+            return attention_step(op, find, device, self.scores)
         except CompileError as error:
             message = f"{error.message}: '{op.name}' runs through torch"
             self.refused.append(Remark("attention", message, op.loc))
@@ -202,9 +234,7 @@ class NativeSteps:
 
 def _kernels_of(native: NativeStep) -> tuple[Kernel, ...]:
     """Return the kernels that a step depends on."""
-    if isinstance(native, KernelStep):
-        return (native.kernel,)
-    return native.kernels if isinstance(native, AttentionStep) else ()
+    return native.kernels if isinstance(native, KernelStep | AttentionStep) else ()
 
 
 def _is_elsewhere(value: Value, place: Place | None) -> bool:

@@ -24,6 +24,7 @@ from lynx.ir.program import (
 from lynx.ir.types import TensorType
 
 from .arena_source import ArenaSource, packer
+from .attention import AttentionStep
 from .border import write_border
 from .dtypes import torch_dtype
 from .lines import Lines
@@ -219,10 +220,10 @@ class _Writer:
             line = f"{self._launch(op, *launched)} or {line}"
         self.lines.add(op, line)
 
-    def _launch(self, op: Op, step: KernelStep, launch: Launch) -> str:
+    def _launch(self, op: Op, step: KernelStep | AttentionStep, launch: Launch) -> str:
         self.lines.require(launch.symbols, op)
         tensors = "".join(f"{self._memory(op, value, step.device)}, " for value in step.values)
-        name = self.lines.constants.name(launch.run, f"launch_{step.kernel.name}")
+        name = self.lines.constants.name(launch.run, f"launch_{step.name}")
         return f"{name}({', '.join((f'({tensors})', *launch.symbols))})"
 
     def _memory(self, op: Op, value: Value, device: str) -> str:

@@ -11,6 +11,7 @@ from lynx.ir.kernel import Buffer, Check, Kernel
 from lynx.ir.native import AttentionBackwardCall, AttentionCall, Strided
 from lynx.ir.program import same_strides
 from lynx.ir.types import DType
+from lynx.passes.attention.device import why_not_such_operands
 
 from .attention_backward import gradient_printers
 from .attention_forward import ForwardPrinter
@@ -21,12 +22,6 @@ from .module import Host, PrintedModule, head, index_type_of
 from .parts import Staged
 from .printer import PrintedStage
 from .writer import PrintOptions
-
-ELEMENTS = (DType.F32, DType.BF16, DType.F16)
-"""The types of queries, keys and values."""
-
-MOST_DEPTH = 256
-"""A tile of queries as deep as this fits into registers, just so."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +45,6 @@ class PrintedAttention:
     printed: PrintedModule
 
 
-def why_unsupported(dtype: DType, depths: tuple[Dim, Dim]) -> str:
-    """Return why there is no kernel for such operands, empty if there is one."""
-    if dtype not in ELEMENTS:
-        return f"kernels for GPUs attend to no {dtype}"
-    if not all(isinstance(depth, int) for depth in depths):
-        return "kernels for GPUs attend only to known depths"
-    if any(isinstance(depth, int) and not 0 < depth <= MOST_DEPTH for depth in depths):
-        return f"kernels for GPUs attend to depths up to {MOST_DEPTH}, not {max(depths)}"
-    return ""
-
-
 def print_attention(
     call: AttentionCall | AttentionBackwardCall,
     options: AttentionOptions = AttentionOptions(),
@@ -70,7 +54,7 @@ def print_attention(
     memory = AttentionMemory(call)
     forward = memory.forward
     depths = (forward.sizes.depth, forward.sizes.value_depth)
-    reason = why_unsupported(forward.q.dtype, depths)
+    reason = why_not_such_operands(forward.q.dtype, depths)
     if reason or len({x.dtype for x in (forward.q, forward.k, forward.v, forward.out)}) > 1:
         raise CompileError("kernel-unsupported", reason or "operands are of several types")
     reaches = _reaches(memory)

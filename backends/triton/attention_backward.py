@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from lynx.ir.errors import CompileError
-from lynx.ir.kernel import Load, Scalar, Store
+from lynx.ir.kernel import Scalar, Store
 from lynx.ir.native import AttentionBackwardCall, Strided
 from lynx.ir.types import DType
 from lynx.passes.attention.differentiate import GRAD, GRAD_DOT
@@ -131,9 +131,7 @@ class GradientPrinter(ForwardPrinter):
         self.checks = []
         self.derivative = call.derivative
         kernels = (self.kernel, self.derivative)
-        self.writer = AttentionWriter(
-            self.call, kernels, tiles, options, is_turned=self.is_turned
-        )
+        self.writer = AttentionWriter(self.call, kernels, tiles, options, is_turned=self.is_turned)
         self.writer.precision = precision if self.call.q.dtype is DType.F32 else ""
         stores = [one for one in self.derivative.body if isinstance(one, Store)]
         (self.of_dot,) = (one.value for one in stores if one.buffer.name == GRAD_DOT)
@@ -194,8 +192,10 @@ class GradientPrinter(ForwardPrinter):
         if self.call.keep is None:
             return name
         scale = self.call.keep_scale
-        return f"tl.where(is_kept, {name} * {scale!r}, 0.0)" if scale != 1.0 else (
-            f"tl.where(is_kept, {name}, 0.0)"
+        return (
+            f"tl.where(is_kept, {name} * {scale!r}, 0.0)"
+            if scale != 1.0
+            else (f"tl.where(is_kept, {name}, 0.0)")
         )
 
     def derive(self, *, inside: bool, adds: bool) -> None:

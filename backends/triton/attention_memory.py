@@ -7,12 +7,13 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lynx.ir.dims import Dim, free_symbols, is_equal, product, symbol
+from lynx.ir.dims import Dim, free_symbols, product, symbol
 from lynx.ir.errors import CompileError
-from lynx.ir.kernel import Buffer, Index, Kernel, KernelAxis, Store
+from lynx.ir.kernel import Buffer, Kernel, KernelAxis, Store
 from lynx.ir.native import AttentionBackwardCall, AttentionCall, Pointer, Strided
 from lynx.ir.program import extent
 from lynx.ir.types import DType
+from lynx.passes.attention.device import is_apart
 from lynx.passes.attention.differentiate import GRAD_DOT
 from lynx.passes.attention.score import DOT, SCORE
 
@@ -31,15 +32,12 @@ class AttentionMemory:
 
     def __post_init__(self) -> None:
         forward = self.forward
-        for name, tensor, shape in self._forward(forward):
+        for name, tensor, shape in shapes_of(self.call):
             self._enter(name, tensor, shape)
         read = [buffer for buffer in forward.score.buffers if buffer.name not in (DOT, SCORE)]
         for buffer, pointer in zip(read, forward.operands, strict=True):
             self.operands.append(buffer.name)
             self._place(buffer.name, pointer, buffer.dtype, buffer.extent)
-        if isinstance(self.call, AttentionBackwardCall):
-            for name, tensor, shape in self._backward(self.call):
-                self._enter(name, tensor, shape)
 
     @property
     def forward(self) -> AttentionCall:
@@ -86,10 +84,7 @@ class AttentionMemory:
     def is_apart(self, store: Store) -> bool:
         """Whether each pair of a query and a key stores to a place of its own."""
         assert isinstance(self.call, AttentionBackwardCall), self.call
-        stores = [one for one in self.call.derivative.body if isinstance(one, Store)]
-        if sum(one.buffer is store.buffer for one in stores) > 1:
-            return False
-        return _are_apart(store.index, self.call.derivative.sizes)
+        return is_apart(store, self.call.derivative)
 
     def kernel(self, name: str) -> Kernel:
         """Return a kernel without instructions, with these buffers and all symbols of the call."""
@@ -141,51 +136,42 @@ class AttentionMemory:
             self.slots[pointer.slot] = Buffer(name, dtype, reach, is_written)
         self.roles[name] = pointer.slot
 
-    @staticmethod
-    def _forward(call: AttentionCall) -> Iterator[tuple[str, Strided | None, tuple[Dim, ...]]]:
-        s = call.sizes
-        yield "queries", call.q, (s.batch, s.heads, s.queries, s.depth)
-        yield "keys", call.k, (s.batch, s.kv_heads, s.keys, s.depth)
-        yield "values", call.v, (s.batch, s.kv_heads, s.keys, s.value_depth)
-        yield "output", call.out, (s.batch, s.heads, s.queries, s.value_depth)
-        yield "logarithms", call.lse, (s.batch, s.heads, s.queries)
-        yield "sinks", call.sink, (s.batch, s.heads, s.queries)
-        yield "keeps", call.keep, (s.batch, s.heads, s.queries, s.keys)
 
-    @staticmethod
-    def _backward(
-        call: AttentionBackwardCall,
-    ) -> Iterator[tuple[str, Strided | None, tuple[Dim, ...]]]:
-        s = call.forward.sizes
-        yield "grad_output", call.grad_out, (s.batch, s.heads, s.queries, s.value_depth)
-        yield "grad_logarithms", call.grad_lse, (s.batch, s.heads, s.queries)
-        yield "grad_queries", call.q, (s.batch, s.heads, s.queries, s.depth)
-        yield "grad_keys", call.k, (s.batch, s.kv_heads, s.keys, s.depth)
-        yield "grad_values", call.v, (s.batch, s.kv_heads, s.keys, s.value_depth)
-        yield "grad_sinks", call.sink, (s.batch, s.heads, s.queries)
-        written = [b.name for b in call.derivative.buffers if b.is_written and b.name != GRAD_DOT]
-        for name, tensor in zip(written, call.operands, strict=True):
-            yield name, tensor, tensor.shape
+Shaped = tuple[str, Strided | None, tuple[Dim, ...]]
+"""A role, the tensor that has it, and the shape of that unless it tells another."""
 
 
-def _are_apart(index: Index, sizes: dict[str, Dim]) -> bool:
-    """Whether an index is another one for each combination of positions along the axes."""
-    pending: list[tuple[Dim, Dim]] = []
-    for term in index.terms:
-        if not isinstance(term.of, str) or term.divisor != 1 or term.modulus is not None:
-            return False
-        pending.append((term.stride, sizes[term.of]))
-    axes = [term.of for term in index.terms]
-    if any(size != 1 and axes.count(axis) != 1 for axis, size in sizes.items()):
-        return False
-    below: Dim = 1
-    while pending:
-        found = next((one for one in pending if is_equal(one[0], below)), None)
-        if found is None:
-            return False
-        pending.remove(found)
-        below = product((below, found[1]))
-    return True
+def shapes_of(call: AttentionCall | AttentionBackwardCall) -> Iterator[Shaped]:
+    """Yield the tensors of a call that have strides."""
+    if isinstance(call, AttentionBackwardCall):
+        yield from _forward(call.forward)
+        yield from _backward(call)
+    else:
+        yield from _forward(call)
+
+
+def _forward(call: AttentionCall) -> Iterator[Shaped]:
+    s = call.sizes
+    yield "queries", call.q, (s.batch, s.heads, s.queries, s.depth)
+    yield "keys", call.k, (s.batch, s.kv_heads, s.keys, s.depth)
+    yield "values", call.v, (s.batch, s.kv_heads, s.keys, s.value_depth)
+    yield "output", call.out, (s.batch, s.heads, s.queries, s.value_depth)
+    yield "logarithms", call.lse, (s.batch, s.heads, s.queries)
+    yield "sinks", call.sink, (s.batch, s.heads, s.queries)
+    yield "keeps", call.keep, (s.batch, s.heads, s.queries, s.keys)
+
+
+def _backward(call: AttentionBackwardCall) -> Iterator[Shaped]:
+    s = call.forward.sizes
+    yield "grad_output", call.grad_out, (s.batch, s.heads, s.queries, s.value_depth)
+    yield "grad_logarithms", call.grad_lse, (s.batch, s.heads, s.queries)
+    yield "grad_queries", call.q, (s.batch, s.heads, s.queries, s.depth)
+    yield "grad_keys", call.k, (s.batch, s.kv_heads, s.keys, s.depth)
+    yield "grad_values", call.v, (s.batch, s.kv_heads, s.keys, s.value_depth)
+    yield "grad_sinks", call.sink, (s.batch, s.heads, s.queries)
+    written = [b.name for b in call.derivative.buffers if b.is_written and b.name != GRAD_DOT]
+    for name, tensor in zip(written, call.operands, strict=True):
+        yield name, tensor, tensor.shape
 
 
 _WRITTEN = ("grad_queries", "grad_keys", "grad_values", "grad_sinks")

@@ -134,6 +134,10 @@ class InterpretedKernel:
         shared_interpreter().run_module(self.printed, flat, values)
 
 
+class InterpretedAttention(InterpretedKernel):
+    """An attention that the interpreter runs; its kernel only says what memory there is."""
+
+
 def _send(stream: BinaryIO | Any, message: object) -> None:
     data = pickle.dumps(message)
     stream.write(len(data).to_bytes(8, "little") + data)

@@ -13,9 +13,11 @@ import torch
 
 from lynx.ir.errors import CompileError, LynxError
 from lynx.ir.kernel import Kernel, Load
-from lynx.ir.native import Launch, LaunchRequest
+from lynx.ir.native import AttentionBackwardCall, AttentionCall, Launch, LaunchRequest
 from lynx.ir.store import ArtifactStore
 
+from .attention import AttentionOptions
+from .attention_launch import attention_kernel
 from .autotune import (
     Measure,
     TunedKernel,
@@ -25,7 +27,7 @@ from .autotune import (
     loaded,
     wall_time,
 )
-from .interpreter import InterpretedKernel
+from .interpreter import InterpretedAttention, InterpretedKernel
 from .launch import Launchable
 from .module import PrintedModule, print_module
 from .precompile import precompile
@@ -99,6 +101,8 @@ class LaunchCompiler:
 
     def _built(self, request: LaunchRequest) -> Built:
         kernel = request.kernel
+        if request.attention is not None:
+            return self._attention(request, request.attention)
         if request.product is not None:
             product = library_product(
                 request.product, kernel, is_deterministic=self.is_deterministic
@@ -115,6 +119,16 @@ class LaunchCompiler:
             inner = self._made(kernel, printed)
         is_safe = len(printed.stages) == 1 or not _writes_over_operands(kernel)
         return Built(request, (printed,), kernel.symbols, inner, is_safe)
+
+    def _attention(
+        self, request: LaunchRequest, call: AttentionCall | AttentionBackwardCall
+    ) -> Built:
+        options = AttentionOptions(self.is_deterministic, self.allow_tf32)
+        make = InterpretedAttention if self.is_interpreted else loaded
+        tuner = self._tuner()
+        inner = attention_kernel(call, options, make, self.warn, tuner, request.device)
+        # Whatever was written of results is written again.
+        return Built(request, (inner.printed,), inner.kernel.symbols, inner, is_safe=True)
 
     def _tuner(self) -> Tuner | None:
         if not self.tunes:

@@ -17,6 +17,7 @@ from lynx.passes.requirements import IS_GRAPH
 from lynx.passes.rewrite import NoMatch, Rewritten, Rule, rewrite
 from lynx.passes.target import Target
 
+from .device import why_not_on_device
 from .expand import expand_attention, expand_attention_backward
 
 SUBJECT = "attention"
@@ -95,7 +96,10 @@ class ChooseAttention:
 def choose(op: Attending, target: Target) -> Choice:
     """Return how an attention is computed on a machine."""
     if target.has_attention:
-        return Choice(False, "computed by a kernel of its own")
+        reason = why_not_on_device(op, target) if target.launches else ""
+        if not reason:
+            return Choice(False, "computed by a kernel of its own")
+        return Choice(True, f"computed by products and softmax: {reason}")
     nbytes = op.dot_type.nbytes
     if isinstance(nbytes, int) and nbytes > MOST_BYTES:
         return Choice(False, f"computed in parts: all scores are {nbytes >> 20} MiB")
