@@ -10,13 +10,13 @@ from lynx.ir.errors import CompileError
 from lynx.ir.kernel import Buffer, Check, Kernel
 from lynx.ir.native import AttentionBackwardCall, AttentionCall, Strided
 from lynx.ir.program import same_strides
-from lynx.ir.types import DType
 from lynx.passes.attention.device import why_not_such_operands
 
 from .attention_backward import gradient_printers
 from .attention_forward import ForwardPrinter
 from .attention_memory import AttentionMemory
-from .attention_writer import Tiles, parts_of
+from .attention_tiles import choose_tiles
+from .attention_writer import LEAST_DOT, Tiles
 from .dtypes import torch_name
 from .module import Host, PrintedModule, head, index_type_of
 from .parts import Staged
@@ -30,6 +30,7 @@ class AttentionOptions:
 
     is_deterministic: bool = False
     allow_tf32: bool = False
+    is_amd: bool = False
 
     @property
     def precision(self) -> str:
@@ -62,28 +63,17 @@ def print_attention(
     how = PrintOptions(index_type, options.is_deterministic)
     name = "attention_backward" if memory.is_backward else "attention"
     kernel = memory.kernel(name)
-    chosen = tiles or choose_tiles(memory)
     printers = [ForwardPrinter] if isinstance(call, AttentionCall) else gradient_printers(call)
-    stages = [one(memory, chosen, how, options.precision).print() for one in printers]
+    stages = []
+    for printer in printers:
+        chosen = tiles or choose_tiles(printer.kind, forward, is_amd=options.is_amd)
+        stages.append(printer(memory, chosen, how, options.precision).print())
     host = AttentionHost(memory, kernel, stages, index_type, reaches).text()
     texts = [one.text for one in stages]
     text = "\n\n".join([head(texts, host), *texts, host])
     checks = [one for one in forward.score.body if isinstance(one, Check)]
     messages = () if memory.is_backward else tuple(check.message for check in checks)
     return PrintedAttention(kernel, PrintedModule(name, text, tuple(stages), messages))
-
-
-def choose_tiles(memory: AttentionMemory) -> Tiles:
-    """Return the tiles that depths and types suggest."""
-    call = memory.forward
-    depths = (call.sizes.depth, call.sizes.value_depth)
-    width = max(sum(part.width for part in parts_of(int(depth))) for depth in depths)
-    wide = call.q.dtype is DType.F32
-    if wide:
-        return Tiles(32, 32, 4, 2) if width > 64 else Tiles(64, 32, 4, 2)
-    if width > 128:
-        return Tiles(64, 32, 4, 2)
-    return Tiles(128, 64, 8, 2) if width > 64 else Tiles(128, 64, 4, 3)
 
 
 def _reaches(memory: AttentionMemory) -> list[Dim]:
@@ -123,6 +113,11 @@ class AttentionHost(Host):
         if isinstance(call, AttentionBackwardCall):
             self._allocate(call)
         self.choose_index_type(self.reaches)
+        sizes = call.sizes if isinstance(call, AttentionCall) else call.forward.sizes
+        for name, depth in (("DBLOCK", sizes.depth), ("EBLOCK", sizes.value_depth)):
+            if not isinstance(depth, int):
+                width = f"max(triton.next_power_of_2({python_source(depth)}), {LEAST_DOT})"
+                self.spelled[name] = width
         for one in self.printed:
             self.launch(one)
         if isinstance(call, AttentionBackwardCall):

@@ -38,6 +38,8 @@ class RowsPrinter(ForwardPrinter):
     It writes `shifts`, `scales` and `deltas`, and what each query gives to the sink.
     """
 
+    kind = "rows"
+
     def print(self) -> PrintedStage:
         """Return the kernel."""
         writer, call = self.writer, self.memory.call
@@ -225,6 +227,8 @@ def _roots(store: Store) -> list[Scalar]:
 class QueriesPrinter(GradientPrinter):
     """Prints the kernel of gradients of queries, and of operands of the score function."""
 
+    kind = "queries"
+
     def print(self) -> PrintedStage:
         """Return the kernel."""
         writer, call = self.writer, self.backward
@@ -306,6 +310,8 @@ class QueriesPrinter(GradientPrinter):
 
 class KeysPrinter(GradientPrinter):
     """Prints the kernel of gradients of keys and values: tiles have keys as rows."""
+
+    kind = "keys"
 
     is_turned = True
 

@@ -17,6 +17,7 @@ from lynx.passes.attention.simplify import simplified
 
 from .attention_bounds import Sweep, regions_of
 from .attention_memory import AttentionMemory
+from .attention_tiles import UNKNOWN_DEPTH
 from .attention_writer import LOG2E, AttentionWriter, Tiles
 from .printer import PrintedStage, decorator
 from .writer import PrintOptions
@@ -26,7 +27,9 @@ FAR_BELOW = 110.0
 
 
 class ForwardPrinter:
-    """Prints the kernel of an attention forward."""
+    """Prints the kernel of an attention forward; `kind` is the word for it that tiles go by."""
+
+    kind = "forward"
 
     def __init__(
         self, memory: AttentionMemory, tiles: Tiles, options: PrintOptions, precision: str
@@ -241,6 +244,8 @@ def printed(
     """Return a kernel with the lines of a writer, launched for all blocks of a grid."""
     tiles = writer.tiles
     constants: dict[str, int | str] = {"XBLOCK": tiles.rows, "RBLOCK": tiles.columns}
+    widths = {part.width for part in (*writer.inner, *writer.depths)}
+    constants |= {name: UNKNOWN_DEPTH for name in ("DBLOCK", "EBLOCK") if name in widths}
     if writer.options.index_type == "INDEX":
         constants["INDEX"] = "tl.int32"
     parameters = writer.finished()

@@ -52,20 +52,27 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a depth that is a power of two wide; beyond `size` there is nothing."""
+    """A part of a depth that is a power of two wide; beyond `size` there is nothing.
+
+    The width is a name where it is known only to the launch.
+    """
 
     start: int
-    width: int
-    size: int
+    width: int | str
+    size: Dim
 
     @property
     def is_masked(self) -> bool:
         """Whether the part is wider than what is there."""
+        if isinstance(self.width, str) or not isinstance(self.size, int):
+            return True
         return self.start + self.width > self.size
 
 
-def parts_of(size: int) -> tuple[Part, ...]:
-    """Return one or two parts that hold a depth and little more."""
+def parts_of(size: Dim, name: str = "") -> tuple[Part, ...]:
+    """Return one or two parts that hold a depth and little more; `name` is that of its width."""
+    if not isinstance(size, int):
+        return (Part(0, name, size),)
     rounded = max(LEAST_DOT, -(-size // LEAST_DOT) * LEAST_DOT)
     whole = next_power(rounded)
     half = whole // 2
@@ -108,8 +115,8 @@ class AttentionWriter(StageWriter):
         self.parameters: dict[str, Buffer | None] = {}
         self.replaced: Callable[[Scalar], Scalar] = lambda scalar: scalar
         self.has_checks = False
-        self.inner = parts_of(_known(call.sizes.depth))
-        self.depths = parts_of(_known(call.sizes.value_depth))
+        self.inner = parts_of(call.sizes.depth, "DBLOCK")
+        self.depths = parts_of(call.sizes.value_depth, "EBLOCK")
         self.element = call.q.dtype
         self.precision = ""
 
@@ -214,7 +221,7 @@ class AttentionWriter(StageWriter):
             start = f"{part.start} + " if part.start else ""
             self.emit(f"{name}_{n} = {start}tl.arange(0, {part.width}){spread}")
             if part.is_masked:
-                self.emit(f"{name}_mask_{n} = {name}_{n} < {part.size}")
+                self.emit(f"{name}_mask_{n} = {name}_{n} < {self.dim(part.size)}")
 
     # memory
 
@@ -336,8 +343,3 @@ class AttentionWriter(StageWriter):
         self.has_checks = True
         self.checks = number
         self.check(check)
-
-
-def _known(size: Dim) -> int:
-    assert isinstance(size, int), size
-    return size

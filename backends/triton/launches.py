@@ -123,7 +123,9 @@ class LaunchCompiler:
     def _attention(
         self, request: LaunchRequest, call: AttentionCall | AttentionBackwardCall
     ) -> Built:
-        options = AttentionOptions(self.is_deterministic, self.allow_tf32)
+        options = AttentionOptions(
+            self.is_deterministic, self.allow_tf32, torch.version.hip is not None
+        )
         make = InterpretedAttention if self.is_interpreted else loaded
         tuner = self._tuner()
         inner = attention_kernel(call, options, make, self.warn, tuner, request.device)

@@ -144,6 +144,7 @@ class Host:
         known = (*kernel.buffers, *staged.snapshots, *staged.scratch)
         self.names: dict[Buffer, str] = {buffer: names.fresh(buffer.name) for buffer in known}
         self.lines: list[str] = []
+        self.spelled = {"INDEX": "index"}
 
     def text(self) -> str:
         """Return the function."""
@@ -192,8 +193,7 @@ class Host:
         grid = ", ".join(sides) + ("," if len(sides) == 1 else "")
         arguments = [self._argument(p.stands_for) for p in one.parameters]
         constants = [
-            f"{name}={'index' if name == 'INDEX' else value}"
-            for name, value in one.constants.items()
+            f"{name}={self.spelled.get(name, value)}" for name, value in one.constants.items()
         ]
         options = [f"{name}={value}" for name, value in one.options.items()]
         self.lines.append(f"{indent}{one.name}[({grid})](")

@@ -47,9 +47,7 @@ def why_not_such_operands(dtype: DType, depths: tuple[Dim, Dim]) -> str:
     if dtype not in ELEMENTS:
         return f"kernels for GPUs attend to no {dtype}"
     for depth in depths:
-        if not isinstance(depth, int):
-            return "kernels for GPUs attend only to depths that are known"
-        if not 0 < depth <= MOST_DEPTH:
+        if isinstance(depth, int) and not 0 < depth <= MOST_DEPTH:
             return f"kernels for GPUs attend to depths from 1 to {MOST_DEPTH}, not to {depth}"
     return ""
 
