@@ -114,6 +114,7 @@ class AttentionWriter(StageWriter):
             self.index.tiling = self.tiling
         self.parameters: dict[str, Buffer | None] = {}
         self.replaced: Callable[[Scalar], Scalar] = lambda scalar: scalar
+        self.varying: set[Scalar] = set()
         self.has_checks = False
         self.inner = parts_of(call.sizes.depth, "DBLOCK")
         self.depths = parts_of(call.sizes.value_depth, "EBLOCK")
@@ -307,14 +308,21 @@ class AttentionWriter(StageWriter):
     def compute(self, roots: Iterable[Scalar], *, without: str = "") -> None:
         """Print what scalars are made of; with `without` only what is the same along that axis."""
         for one in self.needed(roots):
-            if not without or without not in one.results[0].axes:
+            # The product varies along axes of size 1, too: it is a tile of a loop.
+            if without and (without in one.results[0].axes or self._varies(one)):
+                self.varying.update(one.results)
+            else:
                 self.instruction(one)
+
+    def _varies(self, instruction: Instruction) -> bool:
+        return any(self.replaced(operand) in self.varying for operand in instruction.operands)
 
     def given(self, name: str, text: str) -> None:
         """Let all loads of a buffer of this name be a tile that is there."""
         for one in self.body:
             if isinstance(one, Load) and one.buffer.name == name:
                 self.scalars[one.out] = text
+                self.varying.add(one.out)
 
     def tile_of(self, scalar: Scalar) -> str:
         """Return a scalar spread over all rows and columns."""
