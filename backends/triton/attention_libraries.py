@@ -180,9 +180,8 @@ def _form(call: AttentionCall | AttentionBackwardCall) -> StandardForm | str:
         return f"libraries attend to no {forward.q.dtype}"
     if forward.sink is not None or forward.keep is not None:
         return "libraries know no sinks, and draw what is dropped themselves"
-    if isinstance(call, AttentionBackwardCall):
-        if call.grad_lse is not None or call.operands:
-            return "libraries give no gradient of logarithms, and none to operands"
+    if isinstance(call, AttentionBackwardCall) and (call.grad_lse or call.operands):
+        return "libraries give no gradient of logarithms, and none to operands"
     return standard_form(forward.score)
 
 
@@ -367,7 +366,8 @@ def _cudnn_backward(task: Task) -> tuple[torch.Tensor, ...]:
 
 FLASH_4 = Library(
     "flash-attn 4",
-    lambda device: _capability(device) >= (9, 0) and _module("flash_attn.cute.interface") is not None,
+    lambda device: _capability(device) >= (9, 0)
+    and _module("flash_attn.cute.interface") is not None,
     _flash_4_refuses, _flash_4_forward, _flash_4_backward,
 )  # fmt: skip
 FLASH_2 = Library(

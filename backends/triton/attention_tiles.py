@@ -21,12 +21,12 @@ _Table = dict[str, tuple[Tiles, Tiles, Tiles]]
 _LOW: _Table = {
     "forward": (Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2)),
     "rows": (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(32, 32, 4, 2)),
-    "keys": (Tiles(64, 128, 8, 2), Tiles(64, 64, 8, 2), Tiles(32, 32, 8, 2)),
-    "queries": (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 2), Tiles(32, 32, 8, 2)),
+    "keys": (Tiles(64, 128, 8, 2), Tiles(32, 128, 8, 2), Tiles(32, 32, 8, 2)),
+    "queries": (Tiles(64, 64, 4, 2), Tiles(128, 32, 8, 2), Tiles(32, 32, 8, 2)),
 }
 _WIDE: _Table = {
     "forward": (Tiles(32, 32, 4, 2), Tiles(16, 32, 4, 2), Tiles(16, 16, 4, 1)),
-    "rows": (Tiles(32, 32, 8, 2), Tiles(16, 32, 4, 2), Tiles(16, 16, 4, 1)),
+    "rows": (Tiles(32, 32, 8, 2), Tiles(16, 32, 4, 2), Tiles(16, 16, 8, 1)),
     "keys": (Tiles(32, 32, 8, 2), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
     "queries": (Tiles(32, 32, 4, 2), Tiles(32, 16, 4, 2), Tiles(16, 16, 8, 1)),
 }

@@ -13,17 +13,22 @@ def simplified(
 ) -> Callable[[Scalar], Scalar]:
     """Return a function that finds a simpler equal of scalars where truth values are `known`."""
     found: dict[Scalar, Scalar] = {}
+    truths: dict[Scalar, bool] = dict(known)
 
     def simpler(x: Scalar) -> Scalar:
         return found.get(x, x)
 
     def truth(x: Scalar) -> bool | None:
-        return known.get(simpler(x), known.get(x))
+        return truths.get(simpler(x), truths.get(x))
 
     for instruction in in_order(scalars):
         if not isinstance(instruction, Apply):
             continue
         arguments = instruction.arguments
+        if instruction.dtype is DType.BOOL and instruction.out not in truths:
+            value = _combined(instruction.function, [truth(a) for a in arguments])
+            if value is not None:
+                truths[instruction.out] = value
         chosen: Scalar | None = None
         if instruction.function == "where":
             value = truth(arguments[0])
@@ -34,6 +39,18 @@ def simplified(
         if chosen is not None:
             found[instruction.out] = simpler(chosen)
     return simpler
+
+
+def _combined(function: str, values: list[bool | None]) -> bool | None:
+    """Return the truth of a combination of conditions, as far as theirs tell."""
+    if function == "not":
+        return None if values[0] is None else not values[0]
+    if function not in ("and", "or"):
+        return None
+    deciding = function == "or"
+    if deciding in values:
+        return deciding
+    return None if None in values else not deciding
 
 
 def _is_number(x: Scalar, value: float) -> bool:

@@ -13,6 +13,7 @@ import torch
 import lynx.generators
 from lynx.backends.reference import run_kernel
 from lynx.backends.triton import launches
+from lynx.backends.triton.attention import print_attention
 from lynx.backends.triton.interpreter import InterpretedKernel
 from lynx.backends.triton.matmul import contraction_of
 from lynx.backends.triton.module import PrintedModule, print_module, print_product_module
@@ -102,6 +103,10 @@ def collected_kernels() -> Iterator[dict[str, PrintedModule]]:
 
     def compiled(requests: tuple[LaunchRequest, ...]) -> tuple[Launch, ...]:
         for request in requests:
+            if request.attention is not None:
+                printed = print_attention(request.attention).printed
+                found[text_of(printed)] = printed
+                continue
             contraction = contraction_of(request.kernel) if request.product is not None else ""
             if isinstance(contraction, str):
                 printed = print_module(request.kernel)

@@ -36,6 +36,7 @@ class Run:
 
     example: Example
     backward: bool = True
+    with_grad_lse: bool = True
     memory: Memory = dataclasses.field(default_factory=Memory)
     found: Gradients = dataclasses.field(default_factory=Gradients)
 
@@ -50,7 +51,7 @@ class Run:
         self.grad_lse = torch.randn(self.lse.shape, generator=generator).to(self.lse.dtype)
         if self.backward:
             self.found = gradients_of(example, *self.operands)
-            grads = (self.grad_out, self.grad_lse)
+            grads = (self.grad_out, self.grad_lse if self.with_grad_lse else None)
             self.calls.append(backward_call(example, self.memory, forward, *grads, self.found))
 
     def interpret(
@@ -91,7 +92,7 @@ class Run:
         is_close(self.lse, logarithms, TOLERANCE[torch.float32] * loose)
         if not self.backward:
             return
-        grads = (self.grad_out, self.grad_lse)
+        grads = (self.grad_out, self.grad_lse if self.with_grad_lse else None)
         for name, grad in reference_gradients(example, *self.operands, *grads).items():
             is_close(self.found.all()[name], grad, 3 * tolerance)
 
