@@ -40,8 +40,9 @@ def describe_native(native: NativeProgram) -> Iterator[str]:
     if native.launched:
         yield f"{len(native.launched)} launches of {len(native.kernels)} kernels"
     for index, (step, _) in native.launched.items():
-        call = step.request.attention
-        text = _describe_kernel(step.kernels[0]) if call is None else _describe(call)
+        attention = step.request.attention
+        kernel = step.kernels[0]
+        text = _describe_kernel(kernel) if attention is None else _describe(attention)
         yield f"  {text}{_place(native.program.steps[index].op)}"
     for failure in native.failures:
         yield f"did not build: {failure.splitlines()[0]}"

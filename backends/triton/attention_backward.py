@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from lynx.ir.errors import CompileError
-from lynx.ir.kernel import Scalar, Store
+from lynx.ir.kernel import Buffer, Scalar, Store
 from lynx.ir.native import AttentionBackwardCall, Strided
 from lynx.ir.types import DType
 from lynx.passes.attention.differentiate import GRAD, GRAD_DOT
@@ -68,7 +68,7 @@ class RowsPrinter(ForwardPrinter):
         self._write_rows(call)
         return self._printed("attention_rows", "Prepare gradients: for each block of queries.")
 
-    def _tensors(self) -> dict[str, object]:
+    def _tensors(self) -> dict[str, Buffer]:
         names = {**super()._tensors(), "grad_output": self.memory.role("grad_output")}
         names.pop("keeps", None)
         if "grad_logarithms" in self.memory.roles:
@@ -147,7 +147,7 @@ class GradientPrinter(ForwardPrinter):
         masks = [one.mask for one in self.added if one.mask is not None]
         return [self.score, self.of_dot, *(one.value for one in self.added), *masks]
 
-    def _tensors(self) -> dict[str, object]:
+    def _tensors(self) -> dict[str, Buffer]:
         memory = self.memory
         names = ["queries", "keys", "values", "grad_output"]
         names += ["keeps"] if self.call.keep is not None else []
@@ -155,7 +155,7 @@ class GradientPrinter(ForwardPrinter):
         rows = {name: memory.rows[name] for name in ("shifts", "scales", "deltas")}
         return {**found, **self._operands(), **rows}
 
-    def _operands(self) -> dict[str, object]:
+    def _operands(self) -> dict[str, Buffer]:
         names = {buffer.name: name for buffer, name in self.writer.buffers.items()}
         return {names[one]: self.memory.role(one) for one in self.memory.operands}
 
@@ -248,7 +248,7 @@ class QueriesPrinter(GradientPrinter):
             writer.store_parts(value, "grad_queries", call.q, head, "row", depth="inner")
         return self._printed("attention_queries", "Gradients: for each block of queries.")
 
-    def _tensors(self) -> dict[str, object]:
+    def _tensors(self) -> dict[str, Buffer]:
         names = super()._tensors()
         if self.backward.q is not None:
             names["grad_queries"] = self.memory.role("grad_queries")
@@ -340,7 +340,7 @@ class KeysPrinter(GradientPrinter):
         grid = ((sizes.keys, writer.tiles.columns), (sizes.batch, 1), (sizes.kv_heads, 1))
         return printed(writer, "attention_keys", "Gradients: for each block of keys.", grid)
 
-    def _tensors(self) -> dict[str, object]:
+    def _tensors(self) -> dict[str, Buffer]:
         names = super()._tensors()
         for name, tensor in (("grad_keys", self.backward.k), ("grad_values", self.backward.v)):
             if tensor is not None:
@@ -351,8 +351,8 @@ class KeysPrinter(GradientPrinter):
 
     def _begin_keys(self) -> None:
         writer, call = self.writer, self.call
-        for tensor, buffer in self._tensors().items():
-            writer.tensor(tensor, buffer)
+        for role, buffer in self._tensors().items():
+            writer.tensor(role, buffer)
         writer.emit(f"count = tl.cdiv({writer.size('keys')}, RBLOCK)")
         writer.programs("count", writer.size("kv_heads"))
         writer.emit(

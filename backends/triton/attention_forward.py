@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from lynx.ir.kernel import Check
+from lynx.ir.kernel import Buffer, Check
 from lynx.ir.types import DType
 from lynx.passes.attention.masks import Mask, mask_of
 from lynx.passes.attention.score import DOT, score_of
@@ -69,8 +69,8 @@ class ForwardPrinter:
     def _begin(self) -> None:
         """Print which block of queries of which head this is, and load the queries."""
         writer, call = self.writer, self.call
-        for tensor, buffer in self._tensors().items():
-            writer.tensor(tensor, buffer)
+        for name, buffer in self._tensors().items():
+            writer.tensor(name, buffer)
         writer.emit(f"count = tl.cdiv({writer.size('queries')}, XBLOCK)")
         writer.programs("count", writer.size("heads"), is_reversed=bool(self.regions))
         writer.head(f"pair % {writer.size('heads')}")
@@ -101,14 +101,14 @@ class ForwardPrinter:
         b, h = (writer.axis_names[axis] for axis in ("b", "h"))
         return f"(({b} * {writer.size('heads')} + {h}) * {writer.size('queries')} + row)"
 
-    def _tensors(self) -> dict[str, object]:
+    def _tensors(self) -> dict[str, Buffer]:
         memory = self.memory
         names = ["queries", "keys", "values", "output", "logarithms"]
         names += ["sinks"] if self.call.sink is not None else []
         names += ["keeps"] if self.call.keep is not None else []
         return {**{name: memory.role(name) for name in names}, **self._operands()}
 
-    def _operands(self) -> dict[str, object]:
+    def _operands(self) -> dict[str, Buffer]:
         """Return the operands of the score function, by the names that the writer gave them."""
         read = {buffer.name for buffer in self.kernel.buffers}
         names = {buffer.name: name for buffer, name in self.writer.buffers.items()}

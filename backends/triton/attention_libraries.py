@@ -378,17 +378,14 @@ FLASH_2 = Library(
 )  # fmt: skip
 CUDNN = Library(
     "cuDNN by torch",
-    lambda device: _capability(device) >= (9, 0) and torch.backends.cudnn.is_available()
-    and torch.backends.cuda.cudnn_sdp_enabled(),
+    lambda device: _capability(device) >= (9, 0) and _torch_allows("cudnn"),
     _cudnn_refuses, _cudnn_forward, _cudnn_backward,
 )  # fmt: skip
 TORCH_FLASH = Library(
     "flash attention by torch",
-    lambda device: _has_torch_flash(device) and torch.backends.cuda.flash_sdp_enabled(),
-    _torch_refuses,
-    _torch_flash_forward,
-    _torch_flash_backward,
-)
+    lambda device: _has_torch_flash(device) and _torch_allows("flash"),
+    _torch_refuses, _torch_flash_forward, _torch_flash_backward,
+)  # fmt: skip
 LIBRARIES = (FLASH_4, CUDNN, FLASH_2, TORCH_FLASH)
 """The libraries in the order of how fast they are."""
 
@@ -396,3 +393,8 @@ LIBRARIES = (FLASH_4, CUDNN, FLASH_2, TORCH_FLASH)
 def _has_torch_flash(device: torch.device) -> bool:
     is_amd = torch.version.hip is not None
     return is_amd or _capability(device) >= (8, 0)
+
+
+def _torch_allows(kind: str) -> bool:
+    """Whether the user lets torch attend by kernels of a kind."""
+    return bool(getattr(torch.backends.cuda, f"{kind}_sdp_enabled")())

@@ -106,14 +106,9 @@ class AttentionMemory:
 
     def tensors(self) -> Iterator[Strided]:
         """Yield all tensors with strides."""
-        calls = (
-            [self.forward]
-            if not isinstance(self.call, AttentionBackwardCall)
-            else [
-                self.forward,
-                self.call,
-            ]
-        )
+        calls: list[AttentionCall | AttentionBackwardCall] = [self.forward]
+        if isinstance(self.call, AttentionBackwardCall):
+            calls.append(self.call)
         for call in calls:
             values = (getattr(call, one.name) for one in dataclasses.fields(call))
             yield from (value for value in values if isinstance(value, Strided))

@@ -24,6 +24,7 @@ from tests.backends.c.attentions import (
     results,
 )
 
+DEFAULT = AttentionOptions()
 SMALL = Tiles(16, 16, 4, 2)
 """Tiles with which small examples have several blocks of queries and keys."""
 
@@ -59,7 +60,7 @@ class Run:
         interpreter: TritonInterpreter,
         tiles: Tiles | None = SMALL,
         sizes: Mapping[str, int] | None = None,
-        options: AttentionOptions = AttentionOptions(),
+        options: AttentionOptions = DEFAULT,
     ) -> None:
         """Run all calls in the interpreter."""
         for call in self.calls:
@@ -72,7 +73,7 @@ class Run:
             values = [(sizes or {})[symbol] for symbol in made.kernel.symbols]
             interpreter.run_module(made.printed, flat, values)
 
-    def launch(self, options: AttentionOptions = AttentionOptions()) -> None:
+    def launch(self, options: AttentionOptions = DEFAULT) -> None:
         """Run all calls on the GPU of this machine, on copies, and bring the results back."""
         memory = [_copy(tensor) for tensor in self.memory.tensors]
         for call in self.calls:
