@@ -67,8 +67,8 @@ INLINE struct OWN(work) OWN(work_in)(const struct attention *x, char *memory) {
 
 /* Finds the largest score of each of some queries and its denominator, where the logarithm of that
    is so large that it tells too little. */
-static void OWN(find_sums)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w,
-                           i64 b, i64 h, i64 q0, i64 rows) {
+COLD void OWN(find_sums)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w, i64 b,
+                         i64 h, i64 q0, i64 rows) {
   const i64 padded = (rows + ROWS - 1) / ROWS * ROWS;
   const element *k = AT(const element, k, b, h / (x->heads / x->kv_heads), 0);
   real *most = p.most + q0, *scale = p.scale + q0;
@@ -225,11 +225,13 @@ INLINE void OWN(take_tile)(const struct attention *x, struct OWN(packs) p, struc
 #endif
 }
 
+#if HAS_INSIDE
 NOINLINE void OWN(take_tile_inside)(const struct attention *x, struct OWN(packs) p,
                                     struct OWN(work) w, real *const *grads, real *of_q, i64 b,
                                     i64 h, i64 block, i64 tile, i64 k0, i64 n) {
   OWN(take_tile)(x, p, w, grads, of_q, b, h, block, tile, k0, n, 1);
 }
+#endif
 NOINLINE void OWN(take_tile_masked)(const struct attention *x, struct OWN(packs) p,
                                     struct OWN(work) w, real *const *grads, real *of_q, i64 b,
                                     i64 h, i64 block, i64 tile, i64 k0, i64 n) {
@@ -273,9 +275,11 @@ static void OWN(task)(const struct attention *x, struct OWN(work) w, real *const
 #else
       inside_low = -FAR, inside_high = FAR;
 #endif
+#if HAS_INSIDE
       if (low >= inside_low && high <= inside_high)
         OWN(take_tile_inside)(x, p, w, grads, of_q, b, h, block, tile, low, high - low);
       else
+#endif
         OWN(take_tile_masked)(x, p, w, grads, of_q, b, h, block, tile, low, high - low);
     }
 #if WANTS_K

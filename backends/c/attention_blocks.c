@@ -95,8 +95,8 @@ NOINLINE void TYPED(pack_columns)(i64 count, i64 depth, const element *from, i64
 NOINLINE void TYPED(pack_terms)(i64 count, i64 depth, const element *from, i64 step, i64 term_step,
                                 real scale, real *to, i64 to_step) {
   for (i64 first = 0; first < count; first += COLUMNS, to += to_step)
-    TYPED(pack)(COLUMNS, lynx_min(COLUMNS, count - first), depth, from + first * step, step,
-                term_step, scale, to);
+    TYPED(pack_columns)(lynx_min(COLUMNS, count - first), depth, from + first * step, step,
+                        term_step, scale, to);
 }
 
 NOINLINE void TYPED(clear)(i64 count, real *to) {

@@ -49,8 +49,8 @@ INLINE struct OWN(work) OWN(work_in)(const struct attention *x, char *memory) {
 }
 
 /* Takes a tile of scores, of `n` keys from `k0` on, into the sums of a block of queries. */
-INLINE void OWN(take_tile)(const struct attention *x, struct OWN(work) w, i64 b, i64 h, i64 q0,
-                           i64 rows, i64 k0, i64 n, int is_inside) {
+INLINE void OWN(tile)(const struct attention *x, struct OWN(work) w, i64 b, i64 h, i64 q0,
+                      i64 rows, i64 k0, i64 n, int is_inside) {
   for (i64 r = 0; r < rows; r++) {
     real *s = w.tile + r * PITCH;
     if (is_inside)
@@ -79,9 +79,21 @@ INLINE void OWN(take_tile)(const struct attention *x, struct OWN(work) w, i64 b,
   }
 }
 
+/* Not inlined, for the compiler takes most of its time over them. */
+NOINLINE void OWN(take_tile_masked)(const struct attention *x, struct OWN(work) w, i64 b, i64 h,
+                                    i64 q0, i64 rows, i64 k0, i64 n) {
+  OWN(tile)(x, w, b, h, q0, rows, k0, n, 0);
+}
+#if HAS_INSIDE
+NOINLINE void OWN(take_tile_inside)(const struct attention *x, struct OWN(work) w, i64 b, i64 h,
+                                    i64 q0, i64 rows, i64 k0, i64 n) {
+  OWN(tile)(x, w, b, h, q0, rows, k0, n, 1);
+}
+#endif
+
 /* Goes over the keys from `low` to `high` that a block of queries sees. */
-static void OWN(sweep)(const struct attention *x, struct OWN(work) w, const real *packs, i64 b,
-                       i64 h, i64 q0, i64 rows, int skips) {
+NOINLINE void OWN(sweep)(const struct attention *x, struct OWN(work) w, const real *packs, i64 b,
+                         i64 h, i64 q0, i64 rows, int skips) {
   const i64 padded = (rows + ROWS - 1) / ROWS * ROWS;
   i64 low = 0, high = x->keys, inside_low = 0, inside_high = 0;
   if (skips) OWN(bounds)(x, b, h, q0, q0 + rows, &low, &high, &inside_low, &inside_high);
@@ -97,10 +109,12 @@ static void OWN(sweep)(const struct attention *x, struct OWN(work) w, const real
     if (skips && !OWN(is_visible)(x, b, h, q0, q0 + rows, k0, n)) continue;
 #endif
     TYPED(multiply_slivers)(padded, n, x->depth, w.queries, packs + k0 * x->depth, w.tile);
+#if HAS_INSIDE
     if (k0 >= inside_low && k0 + n <= inside_high)
-      OWN(take_tile)(x, w, b, h, q0, rows, k0, n, 1);
+      OWN(take_tile_inside)(x, w, b, h, q0, rows, k0, n);
     else
-      OWN(take_tile)(x, w, b, h, q0, rows, k0, n, 0);
+#endif
+      OWN(take_tile_masked)(x, w, b, h, q0, rows, k0, n);
     TYPED(multiply_tile)(padded, x->padded_depth, n, w.tile, values + k0 * COLUMNS,
                          x->padded_keys * COLUMNS, w.sums);
   }
@@ -114,8 +128,8 @@ INLINE int OWN(is_low)(struct OWN(work) w, i64 rows) {
 }
 
 /* Writes the results of a row. */
-INLINE void OWN(finish_row)(const struct attention *x, struct OWN(work) w, i64 r, i64 b, i64 h,
-                            i64 q) {
+NOINLINE void OWN(finish_row)(const struct attention *x, struct OWN(work) w, i64 r, i64 b, i64 h,
+                              i64 q) {
   real most = w.most[r], total = w.total[r], factor = 1;
 #if HAS_SINK
   const real sink = load_sink(*AT(const sink_element, sink, b, h, q));
@@ -159,6 +173,7 @@ static void OWN(attend)(const struct step *step, i64 chunk, char *local) {
   }
 }
 
+#if MAY_BE_FEW
 /* The products of a query with some keys, whose numbers are neighbours. */
 INLINE void OWN(few_products)(i64 n, i64 depth, const real *restrict q, const element *restrict k,
                               i64 step, real *restrict s) {
@@ -229,7 +244,7 @@ static void OWN(attend_few)(const struct step *step, i64 chunk, char *local) {
       for (i64 k0 = low, n; k0 < high; k0 += n) {
         n = lynx_min(TILE_KEYS, high - k0);
         OWN(few_products)(n, x->depth, q, k + k0 * x->k.step[2], x->k.step[2], tile);
-        OWN(take_tile)(x, w, b, h, query, 1, k0, n, 0);
+        OWN(take_tile_masked)(x, w, b, h, query, 1, k0, n);
         OWN(few_values)(n, x->value_depth, tile, v + k0 * x->v.step[2], x->v.step[2], sums);
       }
     }
@@ -280,6 +295,7 @@ static i64 OWN(run_few)(struct attention *x, i64 pairs, i64 count) {
   x->give(memory);
   return 1;
 }
+#endif
 
 /* Runs it all, some heads after the other, so that the packs of a few are in memory at a time.
    Returns whether there was memory. */
@@ -288,9 +304,11 @@ i64 OWN(attention)(struct attention *x) {
   if (pairs <= 0 || groups <= 0 || x->queries <= 0) return 1;
   x->padded_depth = (x->value_depth + COLUMNS - 1) / COLUMNS * COLUMNS;
   x->padded_keys = (x->keys + COLUMNS - 1) / COLUMNS * COLUMNS;
+#if MAY_BE_FEW
   if (groups * x->queries <= (x->queries == 1 ? 2 * FEW_ROWS : FEW_ROWS) && x->k.step[3] == 1 &&
       x->v.step[3] == 1)
     return OWN(run_few)(x, pairs, groups * x->queries);
+#endif
   x->blocks = (x->queries + BLOCK_ROWS - 1) / BLOCK_ROWS;
   /* Blocks of equal size, of whole micro-kernels. */
   x->block_rows = ((x->queries + x->blocks - 1) / x->blocks + ROWS - 1) / ROWS * ROWS;
