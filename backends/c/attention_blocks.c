@@ -103,6 +103,14 @@ NOINLINE void TYPED(clear)(i64 count, real *to) {
   for (i64 i = 0; i < count; i++) to[i] = 0;
 }
 
+/* Whether no number is NaN or infinite. What a mask hides has a weight of zero, which is lost in
+   what is finite, and makes NaN of the rest: only then does it have to be computed. */
+NOINLINE int TYPED(are_finite)(i64 count, const real *x) {
+  real sum = 0;
+  _Pragma("omp simd reduction(+:sum)") for (i64 i = 0; i < count; i++) sum += x[i] - x[i];
+  return sum == 0;
+}
+
 /* 2^x for x <= 0, but 0 where it would not be a normal number; NaN stays. */
 INLINE TYPED(vector) TYPED(exp2)(TYPED(vector) x) {
   const TYPED(vector) shifted = x + ROUNDER, f = x - (shifted - ROUNDER);

@@ -18,8 +18,25 @@ static void OWN(pack_keys)(const struct step *step, i64 chunk, char *local) {
     to += x->padded_keys * x->depth + first * COLUMNS;
     TYPED(pack_terms)(x->value_depth, count, v + first * x->v.step[2], x->v.step[3], x->v.step[2],
                       1, to, x->padded_keys * COLUMNS);
+#if HAS_SKIPS
+    const real *keys = to - x->padded_keys * x->depth - first * COLUMNS + first * x->depth;
+    int is_finite = TYPED(are_finite)((count + COLUMNS - 1) / COLUMNS * COLUMNS * x->depth, keys);
+    for (i64 i = 0; i < columns; i += COLUMNS, to += x->padded_keys * COLUMNS)
+      is_finite &= TYPED(are_finite)(count * COLUMNS, to);
+    x->is_finite[unit] = (u8)is_finite;
+#endif
   }
 }
+
+#if HAS_SKIPS
+/* Whether all keys and values of a head are finite, so that those may be skipped that are hidden. */
+INLINE int OWN(may_skip)(const struct attention *x, i64 head) {
+  const i64 parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS;
+  for (i64 part = 0; part < parts; part++)
+    if (!x->is_finite[head * parts + part]) return 0;
+  return 1;
+}
+#endif
 
 /* Memory of a thread; each part begins at a multiple of 64 bytes. */
 struct OWN(work) {
@@ -166,9 +183,14 @@ static void OWN(attend)(const struct step *step, i64 chunk, char *local) {
         (const real *)x->packs + pair * x->padded_keys * (x->depth + x->padded_depth);
     TYPED(pack_rows)(rows, x->depth, q + q0 * x->q.step[2], x->q.step[2], x->q.step[3],
                      (real)PRESCALE, w.queries);
-    OWN(sweep)(x, w, packs, b, h, q0, rows, HAS_SKIPS);
-    if (HAS_SKIPS && SKIPPED_BELOW > -INFINITE && OWN(is_low)(w, rows))
+#if HAS_SKIPS
+    const int skips = OWN(may_skip)(x, pair);
+    OWN(sweep)(x, w, packs, b, h, q0, rows, skips);
+    if (skips && SKIPPED_BELOW > -INFINITE && OWN(is_low)(w, rows))
       OWN(sweep)(x, w, packs, b, h, q0, rows, 0);
+#else
+    OWN(sweep)(x, w, packs, b, h, q0, rows, 0);
+#endif
     for (i64 r = 0; r < rows; r++) OWN(finish_row)(x, w, r, b, h, q0 + r);
   }
 }
@@ -316,17 +338,18 @@ i64 OWN(attention)(struct attention *x) {
   const i64 head_size = x->padded_keys * (x->depth + x->padded_depth) * (i64)sizeof(real);
   const i64 wave = lynx_max(1, lynx_min(pairs, WAVE_BYTES / lynx_max(1, head_size)));
   const i64 waves = (pairs + wave - 1) / wave;
-  const i64 local = OWN(work_size)(x), plan = waves * (2 * (i64)sizeof(struct step) + 8);
+  const i64 local = OWN(work_size)(x), parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS;
+  const i64 plan = waves * (2 * (i64)sizeof(struct step) + 8) + wave * parts;
   char *memory = x->take(wave * head_size + local + plan + 192);
   if (!memory) return 0;
   struct step *steps = (struct step *)(((u64)memory + 63) & ~63ULL);
   i64 *first = (i64 *)(steps + 2 * waves);
-  x->packs = (void *)(((u64)(first + waves) + 63) & ~63ULL);
+  x->is_finite = (u8 *)(first + waves);
+  x->packs = (void *)(((u64)(x->is_finite + wave * parts) + 63) & ~63ULL);
   void *const arguments[] = {x};
   for (i64 at = 0; at < waves; at++) {
     const i64 count = lynx_min(wave, pairs - at * wave);
     first[at] = at * wave;
-    const i64 parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS;
     plan_step(&steps[2 * at], OWN(pack_keys), arguments, first + at, count * parts,
               PACKED_KEYS * (x->depth + x->value_depth) * 500, 0, at > 0);
     plan_step(&steps[2 * at + 1], OWN(attend), arguments, first + at, count * groups * x->blocks,

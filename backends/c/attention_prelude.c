@@ -58,6 +58,7 @@ struct attention {
   void **copied;
   f64 *of_sink;
   char *packs;
+  u8 *is_finite;
 };
 
 /* Notes that a check failed; of several, the first one counts. */
