@@ -110,7 +110,7 @@ class _Products:
         result = product * alpha if alpha is not None and alpha != 1 else product.clone()
         if first.added is None:
             return result
-        added: torch.Tensor = known(first.added)
+        added: torch.Tensor = known(first.added).to(result.dtype)
         return result + (added if beta == 1 else added * beta)
 
 

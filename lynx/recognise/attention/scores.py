@@ -26,7 +26,7 @@ def rearranged(value: Value, before: Groups, after: Dims) -> Value:
     """Return a value whose dimensions run along other groups of the same atoms."""
     given, wanted = ([atom for group in groups for atom in group] for groups in (before, after))
     if sorted(map(repr, given)) != sorted(map(repr, wanted)):
-        raise Refusal("scores do not have all axes of the weights")
+        raise Refusal("scores lack axes of the weights: they are no products of queries with keys")
     value = _reshaped(value, [atom.size for atom in given])
     order = tuple(given.index(atom) for atom in wanted)
     if order != tuple(range(len(order))):

@@ -7,6 +7,7 @@ was made of is as the model wrote it again, once all sites were looked at.
 
 from __future__ import annotations
 
+import contextlib
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from .contractions import Labels, contraction_of, is_contraction
 from .vocabulary import CONTRACTIONS, EXPONENTIALS, WALKABLE, kind_of
 from .writes import targets_of
 
+MODULES = frozenset(("multi_head_attention_forward", "_transformer_encoder_layer_fwd"))
+"""Calls that draw and write nothing but what they return."""
+
 _LETTERS = string.ascii_letters
 Rule = Callable[[Node, Inserter, "_Near"], Node | None]
 
@@ -33,13 +37,20 @@ class Spellings:
 
     def undo(self) -> None:
         """Put back what nothing was made of, and remove what nothing needs any more."""
-        for node, made, insert in reversed(self.pairs):
-            if made in insert.added and _is_present(made):
-                made.replace_all_uses_with(node)
+        put_back = [pair for pair in self.pairs if not _is_used(pair[2])]
+        for node, made, _ in reversed(put_back):
+            made.replace_all_uses_with(node)
+        for _, _, insert in reversed(self.pairs):
             for added in reversed(insert.added):
                 if _is_present(added) and not added.users:
                     added.graph.erase_node(added)
+        for node, _, _ in reversed(self.pairs):
             _erase_unused(node)
+
+
+def _is_used(insert: Inserter) -> bool:
+    """Whether attention was made of a product or a call among nodes."""
+    return any(not _is_present(node) for node in insert.added)
 
 
 def _is_present(node: Node) -> bool:
@@ -58,7 +69,8 @@ def _erase_unused(node: Node) -> None:
 
 
 def _is_pure(node: Node) -> bool:
-    return kind_of(node) in WALKABLE | CONTRACTIONS | _RULES.keys() and not targets_of(node)
+    known = WALKABLE | CONTRACTIONS | MODULES | _RULES.keys()
+    return kind_of(node) in known and not targets_of(node)
 
 
 def is_unused(node: Node) -> bool:
@@ -115,7 +127,7 @@ def respell(graph: torch.fx.Graph) -> Spellings:
             continue
         insert = Inserter(node)
         made = _respelled(node, insert, near)
-        if made is None:
+        if made is None or made not in insert.added:
             insert.undo()
             continue
         node.replace_all_uses_with(made)
@@ -125,9 +137,18 @@ def respell(graph: torch.fx.Graph) -> Spellings:
     return spellings
 
 
+def recording_like(node: Node) -> contextlib.AbstractContextManager[Any]:
+    """Return the mode of recording gradients in which a node was traced."""
+    values = node.meta.get("example_value")
+    tensors = values if isinstance(values, tuple | list) else (values,)
+    needs = any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
+    return torch.set_grad_enabled(needs)
+
+
 def _respelled(node: Node, insert: Inserter, near: _Near) -> Node | None:
     try:
-        made = _RULES[kind_of(node)](node, insert, near)
+        with recording_like(node):
+            made = _RULES[kind_of(node)](node, insert, near)
         if made is None:
             return None
         before, after = traced(node), traced(made)
@@ -365,7 +386,34 @@ def _along(total: Node, result: Labels, weights: Labels, insert: Inserter) -> No
     return total
 
 
+# sums of weights
+
+
+def _distributed(node: Node, insert: Inserter, near: _Near) -> Node | None:
+    """Multiply weights one by one: `(a - b) @ v ==> a @ v - b @ v`."""
+    for place, weights in enumerate(node.args[:2]):
+        if not isinstance(weights, Node) or kind_of(weights) not in ("add", "sub"):
+            continue
+        parts = weights.args[:2]
+        if len(weights.args) != 2 or weights.kwargs or any(x not in near.after for x in parts):
+            continue
+        shape = traced(weights).shape
+        if not all(is_same_shape(traced(x).shape, shape) for x in parts) or len(set(parts)) != 2:
+            continue
+        if any(kind_of(x) in ("exp", "log_softmax", "logsumexp") for x in parts):
+            continue
+        function: Any = node.target
+        products = [
+            insert.call(function, *(x if n == place else item for n, item in enumerate(node.args)))
+            for x in parts
+        ]
+        return insert.call(torch.sub if kind_of(weights) == "sub" else torch.add, *products)
+    return None
+
+
 _RULES: dict[str, Rule] = {
+    "matmul": _distributed,
+    "bmm": _distributed,
     "sum": _summed,
     "vecdot": _vecdot,
     "cosine_similarity": _cosine,

@@ -168,6 +168,9 @@ def _subtract(walk: Walk, op: Any) -> Fact:
         return LogWeight(b.raw, b.axis, b.sink)
     if a is None and isinstance(b, Row) and not b.is_exponential:
         return Row(op.x)
+    if isinstance(a, Row) and isinstance(b, Raw) and not a.is_exponential and not b.is_shifted:
+        negated = apply(math_ops.Negate(op.y), {op.y: b.value})
+        return replace(b, value=negated, is_shifted=True)
     if all(fact is None or isinstance(fact, Raw) for fact in (a, b)) and not (
         isinstance(b, Raw) and b.is_shifted
     ):

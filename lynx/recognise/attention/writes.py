@@ -152,6 +152,10 @@ def _computed(node: Node, target: Node, insert: Inserter) -> Node | None:
         arguments = list(node.args[:3])
         named = {name: item for name, item in node.kwargs.items() if name != "inplace"}
         return insert.call(torch.nn.functional.dropout, *arguments, **named)
+    if kind in ("fill_", "zero_") and node.args[0] is target and not node.kwargs:
+        number = node.args[1] if kind == "fill_" else 0
+        is_number = isinstance(number, int | float)
+        return insert.call(torch.full_like, target, number) if is_number else None
     plain = kind.removesuffix("_")
     if kind == plain or plain not in ELEMENTWISE or node.kwargs.get("out") is not None:
         return None
