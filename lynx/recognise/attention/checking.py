@@ -45,7 +45,8 @@ _SIZES = ((3, 5, 4, 7, 6, 2, 9), (4, 2, 6, 3, 8, 5, 10))
 class Computation:
     """Two ways to compute one thing: nodes in order, from the same sources.
 
-    `noise` is what a dropout among the nodes multiplies by, which both are given.
+    `dropouts` are given with what they multiply by, which both are given. What is `attended`,
+    queries, keys and values, holds ordinary numbers, other sources may be masks.
     """
 
     sources: tuple[Node, ...]
@@ -55,6 +56,7 @@ class Computation:
     result: Node
     dropouts: Mapping[Node, Node]
     scores: Node
+    attended: tuple[Node, ...]
 
 
 def closure(output: Node, sources: Sequence[Node]) -> tuple[list[Node], list[Node]]:
@@ -175,7 +177,7 @@ class _Trial:
     def results(self, width: int) -> tuple[Results, Results]:
         """Return what both ways compute with elements of so many bytes; 0: those of the model."""
         computation = self.computation
-        draw = _Draw(self.values, self.is_masked, width)
+        draw = _Draw(self.values, self.is_masked, width, computation.attended)
         known = {node: draw.value(node) for node in computation.sources}
         drops = computation.dropouts
         noises = set(drops.values())
@@ -287,8 +289,11 @@ def _scale_of(expected: torch.Tensor) -> float:
 class _Draw:
     """Draws tensors like traced ones, the same for the same order, whatever their width."""
 
-    def __init__(self, values: Mapping[str, int], is_masked: bool, width: int) -> None:
+    def __init__(
+        self, values: Mapping[str, int], is_masked: bool, width: int, ordinary: Sequence[Node]
+    ) -> None:
         self.values = values
+        self.ordinary = set(ordinary)
         self.is_masked = is_masked
         self.width = width
         self.generator = torch.Generator().manual_seed(0)
@@ -303,7 +308,7 @@ class _Draw:
         if not isinstance(tensor_of(node), torch.Tensor):
             raise Refusal(f"'{node}' is no ordinary dense tensor")
         kept = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
-        drawn = self._truth(kept, traced) if is_truth(node) else self._drawn(kept, traced)
+        drawn = self._truth(kept, traced) if is_truth(node) else self._drawn(kept, node)
         held = torch.empty_strided(kept, strides, dtype=drawn.dtype, device=traced.device)
         return held.copy_(drawn).expand(shape)
 
@@ -311,12 +316,13 @@ class _Draw:
         truth = torch.rand(shape, generator=self.generator) < 0.7
         return self._with_empty_rows(truth, False, True).to(self._computing(traced.dtype))
 
-    def _drawn(self, shape: list[int], traced: torch.Tensor) -> torch.Tensor:
+    def _drawn(self, shape: list[int], node: Node) -> torch.Tensor:
+        traced = node.meta["example_value"]
         uniform = torch.rand(shape, generator=self.generator)
         if not traced.is_floating_point():
             return self._with_empty_rows((uniform * 2).to(traced.dtype), 0, 1)
         wide = self._computing(traced.dtype)
-        if self.is_masked and not traced.requires_grad:
+        if self.is_masked and not traced.requires_grad and node not in self.ordinary:
             least = torch.finfo(traced.dtype).min
             masked = torch.where(uniform < 0.2, -math.inf, torch.where(uniform < 0.4, least, 0.0))
             return self._with_empty_rows(masked.to(wide), -math.inf, 0.0)
