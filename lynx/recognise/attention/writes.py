@@ -116,6 +116,14 @@ def _is_expanded(value: torch.Tensor | None) -> bool:
     )
 
 
+def _differs(value: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether what is written would be another kind of tensor by itself.
+
+    What requires gradients does so after every write, of truth values and constants too.
+    """
+    return value.shape != before.shape or (before.requires_grad and not value.requires_grad)
+
+
 def _replace(node: Node, target: Node, memory: _Memory) -> bool:
     insert = Inserter(node)
     try:
@@ -124,9 +132,10 @@ def _replace(node: Node, target: Node, memory: _Memory) -> bool:
         result = None
     before = tensor_of(target)
     value = None if result is None else tensor_of(result)
-    if result is None or value is None or before is None or value.shape != before.shape:
+    if value is None or before is None or _differs(value, before):
         insert.undo()
         return False
+    assert result is not None
     if value.dtype != before.dtype:
         result = insert.call("to", result, before.dtype)
     place = memory.places[node]
