@@ -218,13 +218,13 @@ def _split_rows(results: Results) -> list[list[str]]:
     for name, found in results.items():
         split = _of(found, "split", "lynx")
         if split is not None:
-            rows.append([name, *(f"{split[what] * 1e3:.2f}" for what in SPLIT)])
+            rows.append([name, *(f"{split.get(what, 0.0) * 1e3:.2f}" for what in SPLIT)])
     return rows
 
 
 SPLIT = (
-    "step", "products", "products_limit", "kernels", "kernels_limit", "torch", "allocation",
-    "host", "outside",
+    "step", "products", "products_limit", "attention", "attention_limit", "kernels",
+    "kernels_limit", "torch", "allocation", "host", "outside",
 )  # fmt: skip
 
 

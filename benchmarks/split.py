@@ -1,9 +1,10 @@
 """Where the time of a step goes: every kernel, product and call of torch timed, next to its limit.
 
 The segments of each program are compiled once more, every call a function of its own, and timed
-where they run; what the generated Python calls besides is timed too. The limit of a product is the
-rate of a large matrix product, that of a kernel the rate at which memory of that size is copied,
-both measured in the same process.
+where they run; what the generated Python calls besides is timed too. The limit of a product, and of
+the products inside attention, is the rate of a large matrix product, that of a kernel the rate at
+which memory of that size is copied, both measured in the same process. Attention that may leave out
+keys is measured against the products of all of them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,21 @@ from benchmarks.workloads import Workload
 from lynx.backends.c import compile_segments
 from lynx.ir.dims import Dim
 from lynx.ir.kernel_cost import kernel_cost
-from lynx.ir.native import KernelCall, NativeCall, NativeFunction, ProductCall, Segment
+from lynx.ir.native import (
+    AttentionBackwardCall,
+    AttentionCall,
+    KernelCall,
+    NativeCall,
+    NativeFunction,
+    ProductCall,
+    Segment,
+)
 from lynx.records import RECORDS
 
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "mkldnn", "attention")
 ALLOCATION = ("empty", "_take", "_give", "reinterpreted", "place", "restrided", "copied", "pack_")
+KINDS = ("products", "attention", "kernels", "torch")
 _LARGEST = 12
 
 
@@ -120,7 +130,8 @@ class Splitter:
     def _timed(self, function: NativeFunction, call: NativeCall) -> Timed:
         if isinstance(call, ProductCall):
             return self._timed_product(function, call)
-        assert isinstance(call, KernelCall)
+        if not isinstance(call, KernelCall):
+            return self._timed_attention(function, call)
         cost = kernel_cost(call.kernel)
         limit = self.hardware.move(_number(cost.read) + _number(cost.written))
         sizes = " x ".join(str(axis.size) for axis in call.kernel.axes)
@@ -135,6 +146,27 @@ class Splitter:
         limit = max(2 * batch * m * n * k / self.hardware.flops[dtype], self.hardware.move(moved))
         label = f"product {batch:g} x ({m:g}, {k:g}) @ ({k:g}, {n:g})"
         return Timed(function.run, "products", label, str(call.loc), limit)
+
+    def _timed_attention(
+        self, function: NativeFunction, call: AttentionCall | AttentionBackwardCall
+    ) -> Timed:
+        is_forward = isinstance(call, AttentionCall)
+        forward = call if isinstance(call, AttentionCall) else call.forward
+        sizes = forward.sizes
+        batch, heads, queries, keys = map(
+            _number, (sizes.batch, sizes.heads, sizes.queries, sizes.keys)
+        )
+        shared, depth, values = map(_number, (sizes.kv_heads, sizes.depth, sizes.value_depth))
+        # Scores and results; backward scores again, and the gradients of all four operands.
+        depths = depth + values if is_forward else 3 * depth + 2 * values
+        dtype = torch.float64 if forward.q.dtype.value == "f64" else torch.float32
+        numbers = batch * (heads * queries + shared * keys) * (depth + values)
+        moved = (1 if is_forward else 2) * numbers * forward.q.dtype.itemsize
+        flops = 2 * batch * heads * queries * keys * depths
+        limit = max(flops / self.hardware.flops[dtype], self.hardware.move(moved))
+        name = "attention" if is_forward else "attention backward"
+        label = f"{name} {batch:g} x {heads:g} x ({queries:g}, {keys:g}) of {depth:g}"
+        return Timed(function.run, "attention", label, str(forward.loc), limit)
 
 
 def _number(dim: Dim) -> float:
@@ -176,7 +208,7 @@ def split(make: Callable[[], Callable[[], object]], steps: int = 10) -> dict[str
     for item in timed:
         item.seconds, item.calls = 0.0, 0
     split_inside = programs.seconds(step, steps)
-    sums = {kind: _sum(timed, kind) / steps for kind in ("products", "kernels", "torch")}
+    sums = {kind: _sum(timed, kind) / steps for kind in KINDS}
     allocation = _sum(timed, "allocation") / steps
     return {
         "step": min(whole),
@@ -185,6 +217,7 @@ def split(make: Callable[[], Callable[[], object]], steps: int = 10) -> dict[str
         "host": max(0.0, split_inside - sum(sums.values()) - allocation),
         "outside": max(0.0, min(whole) - inside),
         "products_limit": sum(t.limit * t.calls for t in timed if t.kind == "products") / steps,
+        "attention_limit": sum(t.limit * t.calls for t in timed if t.kind == "attention") / steps,
         "kernels_limit": sum(t.limit * t.calls for t in timed if t.kind == "kernels") / steps,
         "bandwidth": {str(size): rate for size, rate in hardware.bandwidth.items()},
         "flops": hardware.flops[torch.float32],

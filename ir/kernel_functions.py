@@ -77,6 +77,7 @@ FUNCTIONS: dict[str, ScalarFunction] = {
     **{name: ScalarFunction(2, "bif", is_predicate=True) for name in _COMPARISONS},
     **{name: ScalarFunction(2, "bi") for name in ("and", "or", "xor")},
     **{name: ScalarFunction(2, "i") for name in ("shift_left", "shift_right")},
+    "fma": ScalarFunction(3, "f"),
     "where": ScalarFunction(3, "bif"),
 }
 """All functions by name.
@@ -85,9 +86,11 @@ They mean what torch's operators of these names do, element by element: `round` 
 is 0, `maximum` and `minimum` give NaN if an operand is NaN while `fmax` and `fmin` give the other,
 `remainder` has the sign of the divisor and `fmod` that of the dividend, `floor_div` and `trunc_div`
 say how they round, integers wrap around, `not` inverts the truth value or all bits, shifts by at
-least the width give what torch gives. The first operand of `where` is a truth value; the other two
-have one type, low-precision ones included. Comparisons take bool too (false is less than true).
-Division of integers by zero is checked by the lowering, since torch raises.
+least the width give what torch gives. `fma` is `a * b + c`, rounded once where the processor can;
+it stands where torch's kernels contract, and products and sums elsewhere are rounded twice. The
+first operand of `where` is a truth value; the other two have one type, low-precision ones included.
+Comparisons take bool too (false is less than true). Division of integers by zero is checked by the
+lowering, since torch raises.
 """
 
 

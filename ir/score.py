@@ -12,6 +12,7 @@ import sympy
 
 from .core import Graph, Op, Value
 from .dims import Dim, simplify, symbol
+from .location import UNKNOWN
 from .ops.fusion import Region
 from .parser import parse_graph
 from .printer import print_graph
@@ -19,6 +20,10 @@ from .types import ScalarType, TensorType, Type
 
 _SIZE = re.compile(r'"(?:\\.|[^"\\\n])*"|[%@#][\w.]+|\b[A-Za-z_]\w*')
 _DOT = "dot"
+_WRITTEN: dict[str, Region] = {}
+"""What texts written in this process describe: to read them again needs a parser, slow to make."""
+
+_REMEMBERED = 1024
 
 
 def score_text(region: Region) -> tuple[str, tuple[Dim, ...]]:
@@ -30,17 +35,35 @@ def score_text(region: Region) -> tuple[str, tuple[Dim, ...]]:
     graph = _graph(region)
     order = _symbols_in_order(graph)
     renamed = {symbol(name): symbol(f"s{index}") for index, name in enumerate(order)}
-    text = print_graph(_graph(with_sizes(region, renamed)), locations=False)
+    named = _graph(with_sizes(region, renamed))
+    text = print_graph(named, locations=False)
+    if len(_WRITTEN) < _REMEMBERED:
+        _WRITTEN.setdefault(text, _without_locations(named))
     return text, tuple(symbol(name) for name in order)
 
 
 @functools.lru_cache(maxsize=1024)
 def score_region(text: str, sizes: tuple[Dim, ...] = ()) -> Region:
     """Return the region that a text describes, for the sizes that its symbols stand for."""
-    graph = parse_graph(text, file="<score>")
-    results = tuple(value for value in graph.outputs if value is not None)
-    region = Region(graph.inputs, graph.ops, results)
+    region = _WRITTEN.get(text) or _region(parse_graph(text, file="<score>"))
     return with_sizes(region, {symbol(f"s{n}"): size for n, size in enumerate(sizes)})
+
+
+def _region(graph: Graph) -> Region:
+    results = tuple(value for value in graph.outputs if value is not None)
+    return Region(graph.inputs, graph.ops, results)
+
+
+def _without_locations(graph: Graph) -> Region:
+    """Return what the text of a graph without locations describes."""
+    values: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        copy = op.replace_operands(values)
+        ops.append(dataclasses.replace(copy, loc=UNKNOWN))
+        values.update(zip(op.results, ops[-1].results, strict=True))
+    region = _region(graph)
+    return Region(region.parameters, tuple(ops), tuple(values.get(r, r) for r in region.results))
 
 
 def with_sizes(region: Region, sizes: Mapping[sympy.Symbol, Dim]) -> Region:

@@ -16,6 +16,7 @@ from .cache import open_store
 from .compiler import compile_graph
 from .decompositions import decompositions
 from .generators import attention_devices
+from .memory import give_back
 from .normalize import normalize
 from .recognise import recognise
 from .records import RECORDS
@@ -40,7 +41,10 @@ def lynx(
         build_products_early(settings.products, open_store(settings))
         module = normalize(graph_module)
         devices = attention_devices(settings)
-        RECORDS.announce(recognise(module, settings.fused_loss_bytes, devices))
+        remarks = recognise(module, settings.fused_loss_bytes, devices)
+        if remarks:
+            give_back()  # what trying replacements took would count for as long as the model runs
+        RECORDS.announce(remarks)
         return _compile(module, inputs, settings)
     except CONTROL_FLOW_ERRORS:
         raise

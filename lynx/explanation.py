@@ -13,6 +13,7 @@ from lynx.compat import eager_backward_compilation, graph_break_reasons
 from lynx.ir.ops.aten import Aten
 from lynx.passes import Remark
 
+from .attention_sites import AttentionSite, attention_sites
 from .backend import lynx
 from .native_text import describe_native
 from .records import RECORDS, CompiledGraph
@@ -44,11 +45,18 @@ class Explanation:
         """What the passes had to say, in order."""
         return [remark for record in self.graphs for remark in record.remarks]
 
+    @property
+    def attention(self) -> list[AttentionSite]:
+        """Each attention: what it is and who computes it, or why it was left as it is."""
+        return [site for record in self.graphs for site in attention_sites(record)]
+
     def __str__(self) -> str:
         lines = [f"{len(self.graphs)} graphs, {len(self.breaks)} graph breaks"]
         lines += [f"  break: {reason.splitlines()[0]} ({place})" for reason, place in self.breaks]
         for record in self.graphs:
             lines += ["", *_describe(record)]
+        if self.attention:
+            lines += ["", "attention:", *(f"  {site}" for site in self.attention)]
         if self.fallbacks:
             lines += ["", "left to torch:"]
             lines += [f"  {op:<40} {reason} ({place})" for op, reason, place in self.fallbacks]

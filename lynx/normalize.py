@@ -65,6 +65,11 @@ _ALIASES: Mapping[Any, Callable[..., Any]] = {
     torch.less: torch.lt,
     torch.less_equal: torch.le,
     torch.not_equal: torch.ne,
+    torch.linalg.matmul: torch.matmul,
+    torch.special.softmax: torch.softmax,
+    torch.special.log_softmax: torch.log_softmax,
+    torch.special.logsumexp: torch.logsumexp,
+    torch.special.expit: torch.sigmoid,
 }
 """Functions of torch that are other names for another one, argument names included."""
 

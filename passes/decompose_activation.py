@@ -47,8 +47,8 @@ from .decompose_build import (
     expm1,
     log1p,
     minimum,
+    product_plus,
     refuse_empty,
-    square,
     tanh,
     wide,
 )
@@ -71,7 +71,7 @@ def expand_gelu(op: Gelu) -> Value:
     if op.approximate == "none":
         result = x * 0.5 * (1 + erf(x * _SQRT_HALF))
     else:
-        inner = _TANH_SCALE * (x + _TANH_CUBE * (x * x * x))
+        inner = _TANH_SCALE * product_plus(x * x * x, _TANH_CUBE, x)
         result = 0.5 * x * (1 + tanh(inner))
     return result.to(op.out.tensor_type.dtype)
 
@@ -88,9 +88,9 @@ def expand_gelu_backward(op: GeluBackward) -> Value:
         pdf = exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
         return (grad * (cdf + x * pdf)).to(op.out.tensor_type.dtype)
     squared = x * x
-    inner = tanh(_TANH_SCALE * (x + _TANH_CUBE * (squared * x)))
-    slope = _TANH_SCALE * (1 + 3 * _TANH_CUBE * squared)
-    right = 0.5 * x * (1 - inner * inner) * slope
+    inner = tanh(_TANH_SCALE * product_plus(squared * x, _TANH_CUBE, x))
+    slope = _TANH_SCALE * product_plus(squared, 3 * _TANH_CUBE, 1.0)
+    right = 0.5 * x * product_plus(-inner, inner, 1.0) * slope
     return (grad * (0.5 * (1 + inner) + right)).to(op.out.tensor_type.dtype)
 
 
@@ -114,7 +114,7 @@ def expand_silu_backward(op: SiluBackward) -> Value | NoMatch:
         return NoMatch("the gradient of complex numbers is conjugated")
     grad, x = wide(op.grad), wide(op.x)
     sigmoid = 1 / (1 + exp(-x))
-    return (grad * sigmoid * (1 + x * (1 - sigmoid))).to(op.out.tensor_type.dtype)
+    return (grad * sigmoid * product_plus(x, 1 - sigmoid, 1.0)).to(op.out.tensor_type.dtype)
 
 
 @rule
@@ -267,7 +267,8 @@ def expand_mish_backward(op: MishBackward) -> Value:
     """
     grad, x = wide(op.grad), wide(op.x)
     sigmoid, inner = 1 / (1 + exp(-x)), tanh(log1p(exp(x)))
-    return (grad * (inner + x * sigmoid * (1 - inner * inner))).to(op.out.tensor_type.dtype)
+    slope = product_plus(x * sigmoid, product_plus(-inner, inner, 1.0), inner)
+    return (grad * slope).to(op.out.tensor_type.dtype)
 
 
 @rule
@@ -298,7 +299,8 @@ def expand_tanh_backward(op: TanhBackward) -> Value | NoMatch:
     """
     if op.out.tensor_type.dtype.is_complex:
         return NoMatch("the gradient of complex numbers is conjugated")
-    return (wide(op.grad) * (1 - square(wide(op.y)))).to(op.out.tensor_type.dtype)
+    y = wide(op.y)
+    return (wide(op.grad) * product_plus(-y, y, 1.0)).to(op.out.tensor_type.dtype)
 
 
 @rule

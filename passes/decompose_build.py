@@ -9,6 +9,7 @@ from lynx.ir.core import Op, Operand, Value
 from lynx.ir.dims import Dim
 from lynx.ir.ops.elementwise_arithmetic import (
     Add,
+    Addcmul,
     Cast,
     Clamp,
     Divide,
@@ -216,6 +217,12 @@ truncate = _function(Truncate)
 def square(x: Number) -> Number:
     """Return the value times itself."""
     return x * x
+
+
+def product_plus(a: Number, b: Number | float, c: Number | float) -> Number:
+    """Return `a * b + c`, rounded once: torch's vectorized kernels are compiled to contract."""
+    x, factor = (y if isinstance(y, Number) else constant(y, a.value) for y in (c, b))
+    return _of(Addcmul(x.value, a.value, factor.value))
 
 
 def maximum(x: Number, y: Term) -> Number:

@@ -6,7 +6,7 @@ from lynx.ir.core import Operand, Value
 from lynx.ir.dims import Dim
 from lynx.ir.ops.activation import Relu
 from lynx.ir.ops.elementwise import Binary
-from lynx.ir.ops.elementwise_arithmetic import Heaviside, Lerp, LogAddExp, Xlogy
+from lynx.ir.ops.elementwise_arithmetic import Heaviside, LogAddExp, Xlogy
 from lynx.ir.ops.elementwise_math import Fraction, NanToNum, Round, Sgn, Sign, Square
 from lynx.ir.ops.layout_slicing import LowerTriangle, UpperTriangle
 from lynx.ir.types import DType, TensorType
@@ -127,7 +127,7 @@ def _as_tensor(op: Binary, operand: Operand) -> Number:
     return constant(operand, op.out)
 
 
-def _has_numbers(op: Binary | Lerp) -> bool:
+def _has_numbers(op: Binary) -> bool:
     """Whether an operand is a number that only the running program knows."""
     return not all(isinstance(operand.type, TensorType) for operand in op.operands)
 
@@ -178,34 +178,6 @@ def expand_logaddexp(op: LogAddExp) -> Value | NoMatch:
 
 
 @rule
-def expand_lerp(op: Lerp) -> Value | NoMatch:
-    """Start from the nearer end.
-
-    lerp(x, end, w)  ==>  where(|w| < 0.5, x + w * (end - x), end - (end - x) * (1 - w))
-    """
-    dtype = op.out.tensor_type.dtype
-    if dtype.is_complex or _has_numbers(op):
-        return NoMatch("the operands or the weight are of another kind")
-    weight: Number | float
-    if isinstance(op.weight, Value):
-        weight = wide(op.weight)
-    elif isinstance(op.weight, int | float):
-        weight = op.weight
-    else:
-        return NoMatch("the weight is symbolic")
-    x, end = wide(op.x), wide(op.end)
-    step = end - x
-    if isinstance(weight, Number):
-        near = absolute(weight) < 0.5
-        result = choose(near, x + weight * step, end - step * (1.0 - weight))
-    elif abs(weight) < 0.5:
-        result = x + step * weight
-    else:
-        result = end - step * (1.0 - weight)
-    return result.to(dtype)
-
-
-@rule
 def expand_triangle(op: LowerTriangle | UpperTriangle) -> Value:
     """Choose by comparing the column with the row.
 
@@ -234,6 +206,5 @@ ELEMENTWISE_RULES: tuple[Rule, ...] = (
     expand_heaviside,
     expand_xlogy,
     expand_logaddexp,
-    expand_lerp,
     expand_triangle,
 )

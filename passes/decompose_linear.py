@@ -1,9 +1,8 @@
-"""Products with an added term, and other contracted forms, as products and sums."""
+"""Products with an added term, as products and sums."""
 
 from __future__ import annotations
 
 from lynx.ir.core import Op, Value
-from lynx.ir.ops.elementwise_arithmetic import Addcdiv, Addcmul
 from lynx.ir.ops.layout import Unsqueeze
 from lynx.ir.ops.linear import (
     AddBatchMatmul,
@@ -56,17 +55,4 @@ def expand_addmm(
     return _sum(op, outer.value.op)
 
 
-@rule
-def expand_addcmul(op: Addcmul | Addcdiv) -> Value:
-    """Scale the first factor, multiply or divide, and add; a 0-dim tensor of another type is cast.
-
-    addcmul(x, a, b)  ==>  x + value * a * b
-    """
-    type_ = op.out.tensor_type
-    x, a, b = (wide(Number(operand).to(type_.dtype)) for operand in (op.x, op.a, op.b))
-    scaled = _scaled(a, op.value, type_)
-    term = scaled * b if isinstance(op, Addcmul) else scaled / b
-    return (x + term).to(type_.dtype)
-
-
-LINEAR_RULES: tuple[Rule, ...] = (expand_addmm, expand_addcmul)
+LINEAR_RULES: tuple[Rule, ...] = (expand_addmm,)

@@ -15,7 +15,7 @@ from lynx.ir.ops.normalization import (
 )
 from lynx.ir.types import DType
 
-from .decompose_build import Number, mean, refuse_empty, rsqrt, square, total, wide
+from .decompose_build import Number, mean, product_plus, refuse_empty, rsqrt, square, total, wide
 from .rewrite import NoMatch, Rule, rule
 
 _EPSILON = {DType.F32: 2.0**-23, DType.F64: 2.0**-52}
@@ -43,9 +43,9 @@ def _standardized(x: Number, dims: tuple[int, ...], eps: float) -> tuple[Number,
 
 
 def _affine(x: Number, weight: Value | None, bias: Value | None) -> Number:
-    if weight is not None:
-        x = x * wide(weight)
-    return x if bias is None else x + wide(bias)
+    if weight is None:
+        return x if bias is None else x + wide(bias)
+    return x * wide(weight) if bias is None else product_plus(x, wide(weight), wide(bias))
 
 
 def _as(value: Number, like: Value) -> Value:

@@ -14,7 +14,7 @@ from lynx.ir.ops.softmax import (
     SoftmaxBackward,
 )
 
-from .decompose_build import Number, amax, choose, exp, log, refuse_empty, total, wide
+from .decompose_build import Number, amax, choose, exp, log, product_plus, refuse_empty, total, wide
 from .decompose_nll_loss import one_hot_sum
 from .rewrite import NoMatch, Rule, rule
 
@@ -90,7 +90,7 @@ def expand_log_softmax_backward(op: LogSoftmaxBackward) -> Value:
     dims = (op.dim,) if op.grad.shape else ()
     sums = one_hot_sum(op.grad, op.dim)
     sums = total(grad, dims) if sums is None else wide(sums.value)
-    return (grad - exp(result) * sums).to(op.out.tensor_type.dtype)
+    return product_plus(-exp(result), sums, grad).to(op.out.tensor_type.dtype)
 
 
 SOFTMAX_RULES: tuple[Rule, ...] = (

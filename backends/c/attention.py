@@ -30,6 +30,7 @@ FLAGS = ("-ffp-contract=fast",)
 """Sums of products may be contracted: they are rounded once less than the library's."""
 
 NAME = "@NAME@"
+_FEW_ROWS = 4
 _FAR_BELOW = 110.0
 """A score that is so much below the largest of a row has no weight beside it."""
 
@@ -264,7 +265,9 @@ def common_settings(call: AttentionCall, score: ScorePrinter) -> list[str]:
     sink = call.sink.dtype if call.sink is not None else None
     real = DType.F64 if call.q.dtype is DType.F64 else DType.F32
     return [
-        "enum { BLOCK_ROWS = 96, PACKED_KEYS = 192, FEW_ROWS = 4 };",
+        f"enum {{ BLOCK_ROWS = 96, PACKED_KEYS = 192, FEW_ROWS = {_FEW_ROWS} }};",
+        f"#define MAY_BE_FEW {int(may_be_few(call))}",
+        f"#define HAS_INSIDE {int(bool(score.affine))}",
         "enum { TILE_KEYS = 256 / COLUMNS * COLUMNS };",
         "#define PITCH (TILE_KEYS + COLUMNS)",
         "#define WAVE_BYTES (32LL << 20)",
@@ -285,6 +288,15 @@ def common_settings(call: AttentionCall, score: ScorePrinter) -> list[str]:
             else []
         ),
     ]
+
+
+def may_be_few(call: AttentionCall) -> bool:
+    """Whether there may be so few queries a head of keys that those are read where they lie."""
+    sizes = (call.sizes.queries, call.sizes.heads, call.sizes.kv_heads)
+    if not all(isinstance(size, int) for size in sizes):
+        return True
+    queries, heads, kv_heads = map(int, sizes)
+    return queries * heads <= (2 if queries == 1 else 1) * _FEW_ROWS * max(1, kv_heads)
 
 
 def prelude_text() -> str:

@@ -67,8 +67,8 @@ INLINE struct OWN(work) OWN(work_in)(const struct attention *x, char *memory) {
 
 /* Finds the largest score of each of some queries and its denominator, where the logarithm of that
    is so large that it tells too little. */
-static void OWN(find_sums)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w,
-                           i64 b, i64 h, i64 q0, i64 rows) {
+COLD void OWN(find_sums)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w, i64 b,
+                         i64 h, i64 q0, i64 rows) {
   const i64 padded = (rows + ROWS - 1) / ROWS * ROWS;
   const element *k = AT(const element, k, b, h / (x->heads / x->kv_heads), 0);
   real *most = p.most + q0, *scale = p.scale + q0;
@@ -119,7 +119,8 @@ static void OWN(prepare)(const struct step *step, i64 chunk, char *local) {
                      p.grads + q0 * x->value_depth);
     TYPED(pack_terms)(x->value_depth, rows, g, x->grad_out.step[3], x->grad_out.step[2], 1,
                       p.grad_terms + q0 * COLUMNS, x->padded_queries * COLUMNS);
-    int is_whole = 0, is_far = 0;
+    const i64 padded = (rows + ROWS - 1) / ROWS * ROWS;
+    int is_far = 0, is_whole = !TYPED(are_finite)(padded * x->depth, p.queries + q0 * x->depth);
     for (i64 r = 0; r < rows; r++) {
       const real lse = *(AT(const real, lse, b, h, q0 + r));
       real less = 0;
@@ -133,6 +134,7 @@ static void OWN(prepare)(const struct step *step, i64 chunk, char *local) {
       p.most[q0 + r] = lse;
       p.scale[q0 + r] = 1;
       if (!(lse > -1000 && lse < 1000)) is_far = 1;
+      if (less - less != 0) is_whole = 1;
     }
     if (is_far) OWN(find_sums)(x, p, w, b, h, q0, rows);
     for (i64 r = 0; r < rows; r++) {
@@ -146,7 +148,6 @@ static void OWN(prepare)(const struct step *step, i64 chunk, char *local) {
     }
     p.is_whole[block] = (u8)is_whole;
 #if WANTS_Q
-    const i64 padded = (rows + ROWS - 1) / ROWS * ROWS;
     for (i64 part = 0; part < x->parts; part++)
       TYPED(clear)(padded * x->padded_inner,
                    p.of_q + (part * x->padded_queries + q0) * x->padded_inner);
@@ -225,11 +226,13 @@ INLINE void OWN(take_tile)(const struct attention *x, struct OWN(packs) p, struc
 #endif
 }
 
+#if HAS_INSIDE
 NOINLINE void OWN(take_tile_inside)(const struct attention *x, struct OWN(packs) p,
                                     struct OWN(work) w, real *const *grads, real *of_q, i64 b,
                                     i64 h, i64 block, i64 tile, i64 k0, i64 n) {
   OWN(take_tile)(x, p, w, grads, of_q, b, h, block, tile, k0, n, 1);
 }
+#endif
 NOINLINE void OWN(take_tile_masked)(const struct attention *x, struct OWN(packs) p,
                                     struct OWN(work) w, real *const *grads, real *of_q, i64 b,
                                     i64 h, i64 block, i64 tile, i64 k0, i64 n) {
@@ -251,6 +254,11 @@ static void OWN(task)(const struct attention *x, struct OWN(work) w, real *const
                         1, w.values);
     TYPED(pack_terms)(x->depth, count, k + tile * x->k.step[2], x->k.step[3], x->k.step[2], 1,
                       w.key_terms, (TILE_KEYS + COLUMNS) * COLUMNS);
+#if HAS_SKIPS
+    const i64 padded = (count + COLUMNS - 1) / COLUMNS * COLUMNS;
+    const int skips = TYPED(are_finite)(padded * x->depth, w.keys) &&
+                      TYPED(are_finite)(padded * x->value_depth, w.values);
+#endif
     TYPED(clear)((count + COLUMNS) * x->padded_inner, w.of_k);
     TYPED(clear)((count + COLUMNS) * x->padded_depth, w.of_v);
     for (i64 at = 0; at < groups * x->blocks; at++) {
@@ -260,7 +268,7 @@ static void OWN(task)(const struct attention *x, struct OWN(work) w, real *const
       const i64 q0 = block * x->block_rows, q1 = lynx_min(x->queries, q0 + x->block_rows);
       i64 low = tile, high = tile + count, inside_low = FAR, inside_high = -FAR;
 #if HAS_SKIPS
-      if (!p.is_whole[block]) {
+      if (skips && !p.is_whole[block]) {
         OWN(bounds)(x, b, h, q0, q1, &low, &high, &inside_low, &inside_high);
         low = lynx_max(low, tile);
         low = tile + (low - tile) / COLUMNS * COLUMNS;
@@ -273,9 +281,11 @@ static void OWN(task)(const struct attention *x, struct OWN(work) w, real *const
 #else
       inside_low = -FAR, inside_high = FAR;
 #endif
+#if HAS_INSIDE
       if (low >= inside_low && high <= inside_high)
         OWN(take_tile_inside)(x, p, w, grads, of_q, b, h, block, tile, low, high - low);
       else
+#endif
         OWN(take_tile_masked)(x, p, w, grads, of_q, b, h, block, tile, low, high - low);
     }
 #if WANTS_K

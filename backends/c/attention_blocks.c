@@ -95,12 +95,20 @@ NOINLINE void TYPED(pack_columns)(i64 count, i64 depth, const element *from, i64
 NOINLINE void TYPED(pack_terms)(i64 count, i64 depth, const element *from, i64 step, i64 term_step,
                                 real scale, real *to, i64 to_step) {
   for (i64 first = 0; first < count; first += COLUMNS, to += to_step)
-    TYPED(pack)(COLUMNS, lynx_min(COLUMNS, count - first), depth, from + first * step, step,
-                term_step, scale, to);
+    TYPED(pack_columns)(lynx_min(COLUMNS, count - first), depth, from + first * step, step,
+                        term_step, scale, to);
 }
 
 NOINLINE void TYPED(clear)(i64 count, real *to) {
   for (i64 i = 0; i < count; i++) to[i] = 0;
+}
+
+/* Whether no number is NaN or infinite. What a mask hides has a weight of zero, which is lost in
+   what is finite, and makes NaN of the rest: only then does it have to be computed. */
+NOINLINE int TYPED(are_finite)(i64 count, const real *x) {
+  real sum = 0;
+  _Pragma("omp simd reduction(+:sum)") for (i64 i = 0; i < count; i++) sum += x[i] - x[i];
+  return sum == 0;
 }
 
 /* 2^x for x <= 0, but 0 where it would not be a normal number; NaN stays. */

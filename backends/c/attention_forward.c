@@ -18,8 +18,25 @@ static void OWN(pack_keys)(const struct step *step, i64 chunk, char *local) {
     to += x->padded_keys * x->depth + first * COLUMNS;
     TYPED(pack_terms)(x->value_depth, count, v + first * x->v.step[2], x->v.step[3], x->v.step[2],
                       1, to, x->padded_keys * COLUMNS);
+#if HAS_SKIPS
+    const real *keys = to - x->padded_keys * x->depth - first * COLUMNS + first * x->depth;
+    int is_finite = TYPED(are_finite)((count + COLUMNS - 1) / COLUMNS * COLUMNS * x->depth, keys);
+    for (i64 i = 0; i < columns; i += COLUMNS, to += x->padded_keys * COLUMNS)
+      is_finite &= TYPED(are_finite)(count * COLUMNS, to);
+    x->is_finite[unit] = (u8)is_finite;
+#endif
   }
 }
+
+#if HAS_SKIPS
+/* Whether all keys and values of a head are finite, so that those may be skipped that are hidden. */
+INLINE int OWN(may_skip)(const struct attention *x, i64 head) {
+  const i64 parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS;
+  for (i64 part = 0; part < parts; part++)
+    if (!x->is_finite[head * parts + part]) return 0;
+  return 1;
+}
+#endif
 
 /* Memory of a thread; each part begins at a multiple of 64 bytes. */
 struct OWN(work) {
@@ -49,8 +66,8 @@ INLINE struct OWN(work) OWN(work_in)(const struct attention *x, char *memory) {
 }
 
 /* Takes a tile of scores, of `n` keys from `k0` on, into the sums of a block of queries. */
-INLINE void OWN(take_tile)(const struct attention *x, struct OWN(work) w, i64 b, i64 h, i64 q0,
-                           i64 rows, i64 k0, i64 n, int is_inside) {
+INLINE void OWN(tile)(const struct attention *x, struct OWN(work) w, i64 b, i64 h, i64 q0,
+                      i64 rows, i64 k0, i64 n, int is_inside) {
   for (i64 r = 0; r < rows; r++) {
     real *s = w.tile + r * PITCH;
     if (is_inside)
@@ -79,9 +96,21 @@ INLINE void OWN(take_tile)(const struct attention *x, struct OWN(work) w, i64 b,
   }
 }
 
+/* Not inlined, for the compiler takes most of its time over them. */
+NOINLINE void OWN(take_tile_masked)(const struct attention *x, struct OWN(work) w, i64 b, i64 h,
+                                    i64 q0, i64 rows, i64 k0, i64 n) {
+  OWN(tile)(x, w, b, h, q0, rows, k0, n, 0);
+}
+#if HAS_INSIDE
+NOINLINE void OWN(take_tile_inside)(const struct attention *x, struct OWN(work) w, i64 b, i64 h,
+                                    i64 q0, i64 rows, i64 k0, i64 n) {
+  OWN(tile)(x, w, b, h, q0, rows, k0, n, 1);
+}
+#endif
+
 /* Goes over the keys from `low` to `high` that a block of queries sees. */
-static void OWN(sweep)(const struct attention *x, struct OWN(work) w, const real *packs, i64 b,
-                       i64 h, i64 q0, i64 rows, int skips) {
+NOINLINE void OWN(sweep)(const struct attention *x, struct OWN(work) w, const real *packs, i64 b,
+                         i64 h, i64 q0, i64 rows, int skips) {
   const i64 padded = (rows + ROWS - 1) / ROWS * ROWS;
   i64 low = 0, high = x->keys, inside_low = 0, inside_high = 0;
   if (skips) OWN(bounds)(x, b, h, q0, q0 + rows, &low, &high, &inside_low, &inside_high);
@@ -97,10 +126,12 @@ static void OWN(sweep)(const struct attention *x, struct OWN(work) w, const real
     if (skips && !OWN(is_visible)(x, b, h, q0, q0 + rows, k0, n)) continue;
 #endif
     TYPED(multiply_slivers)(padded, n, x->depth, w.queries, packs + k0 * x->depth, w.tile);
+#if HAS_INSIDE
     if (k0 >= inside_low && k0 + n <= inside_high)
-      OWN(take_tile)(x, w, b, h, q0, rows, k0, n, 1);
+      OWN(take_tile_inside)(x, w, b, h, q0, rows, k0, n);
     else
-      OWN(take_tile)(x, w, b, h, q0, rows, k0, n, 0);
+#endif
+      OWN(take_tile_masked)(x, w, b, h, q0, rows, k0, n);
     TYPED(multiply_tile)(padded, x->padded_depth, n, w.tile, values + k0 * COLUMNS,
                          x->padded_keys * COLUMNS, w.sums);
   }
@@ -114,8 +145,8 @@ INLINE int OWN(is_low)(struct OWN(work) w, i64 rows) {
 }
 
 /* Writes the results of a row. */
-INLINE void OWN(finish_row)(const struct attention *x, struct OWN(work) w, i64 r, i64 b, i64 h,
-                            i64 q) {
+NOINLINE void OWN(finish_row)(const struct attention *x, struct OWN(work) w, i64 r, i64 b, i64 h,
+                              i64 q) {
   real most = w.most[r], total = w.total[r], factor = 1;
 #if HAS_SINK
   const real sink = load_sink(*AT(const sink_element, sink, b, h, q));
@@ -152,13 +183,19 @@ static void OWN(attend)(const struct step *step, i64 chunk, char *local) {
         (const real *)x->packs + pair * x->padded_keys * (x->depth + x->padded_depth);
     TYPED(pack_rows)(rows, x->depth, q + q0 * x->q.step[2], x->q.step[2], x->q.step[3],
                      (real)PRESCALE, w.queries);
-    OWN(sweep)(x, w, packs, b, h, q0, rows, HAS_SKIPS);
-    if (HAS_SKIPS && SKIPPED_BELOW > -INFINITE && OWN(is_low)(w, rows))
+#if HAS_SKIPS
+    const int skips = OWN(may_skip)(x, pair);
+    OWN(sweep)(x, w, packs, b, h, q0, rows, skips);
+    if (skips && SKIPPED_BELOW > -INFINITE && OWN(is_low)(w, rows))
       OWN(sweep)(x, w, packs, b, h, q0, rows, 0);
+#else
+    OWN(sweep)(x, w, packs, b, h, q0, rows, 0);
+#endif
     for (i64 r = 0; r < rows; r++) OWN(finish_row)(x, w, r, b, h, q0 + r);
   }
 }
 
+#if MAY_BE_FEW
 /* The products of a query with some keys, whose numbers are neighbours. */
 INLINE void OWN(few_products)(i64 n, i64 depth, const real *restrict q, const element *restrict k,
                               i64 step, real *restrict s) {
@@ -229,7 +266,7 @@ static void OWN(attend_few)(const struct step *step, i64 chunk, char *local) {
       for (i64 k0 = low, n; k0 < high; k0 += n) {
         n = lynx_min(TILE_KEYS, high - k0);
         OWN(few_products)(n, x->depth, q, k + k0 * x->k.step[2], x->k.step[2], tile);
-        OWN(take_tile)(x, w, b, h, query, 1, k0, n, 0);
+        OWN(take_tile_masked)(x, w, b, h, query, 1, k0, n);
         OWN(few_values)(n, x->value_depth, tile, v + k0 * x->v.step[2], x->v.step[2], sums);
       }
     }
@@ -280,6 +317,7 @@ static i64 OWN(run_few)(struct attention *x, i64 pairs, i64 count) {
   x->give(memory);
   return 1;
 }
+#endif
 
 /* Runs it all, some heads after the other, so that the packs of a few are in memory at a time.
    Returns whether there was memory. */
@@ -288,9 +326,11 @@ i64 OWN(attention)(struct attention *x) {
   if (pairs <= 0 || groups <= 0 || x->queries <= 0) return 1;
   x->padded_depth = (x->value_depth + COLUMNS - 1) / COLUMNS * COLUMNS;
   x->padded_keys = (x->keys + COLUMNS - 1) / COLUMNS * COLUMNS;
+#if MAY_BE_FEW
   if (groups * x->queries <= (x->queries == 1 ? 2 * FEW_ROWS : FEW_ROWS) && x->k.step[3] == 1 &&
       x->v.step[3] == 1)
     return OWN(run_few)(x, pairs, groups * x->queries);
+#endif
   x->blocks = (x->queries + BLOCK_ROWS - 1) / BLOCK_ROWS;
   /* Blocks of equal size, of whole micro-kernels. */
   x->block_rows = ((x->queries + x->blocks - 1) / x->blocks + ROWS - 1) / ROWS * ROWS;
@@ -298,17 +338,18 @@ i64 OWN(attention)(struct attention *x) {
   const i64 head_size = x->padded_keys * (x->depth + x->padded_depth) * (i64)sizeof(real);
   const i64 wave = lynx_max(1, lynx_min(pairs, WAVE_BYTES / lynx_max(1, head_size)));
   const i64 waves = (pairs + wave - 1) / wave;
-  const i64 local = OWN(work_size)(x), plan = waves * (2 * (i64)sizeof(struct step) + 8);
+  const i64 local = OWN(work_size)(x), parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS;
+  const i64 plan = waves * (2 * (i64)sizeof(struct step) + 8) + wave * parts;
   char *memory = x->take(wave * head_size + local + plan + 192);
   if (!memory) return 0;
   struct step *steps = (struct step *)(((u64)memory + 63) & ~63ULL);
   i64 *first = (i64 *)(steps + 2 * waves);
-  x->packs = (void *)(((u64)(first + waves) + 63) & ~63ULL);
+  x->is_finite = (u8 *)(first + waves);
+  x->packs = (void *)(((u64)(x->is_finite + wave * parts) + 63) & ~63ULL);
   void *const arguments[] = {x};
   for (i64 at = 0; at < waves; at++) {
     const i64 count = lynx_min(wave, pairs - at * wave);
     first[at] = at * wave;
-    const i64 parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS;
     plan_step(&steps[2 * at], OWN(pack_keys), arguments, first + at, count * parts,
               PACKED_KEYS * (x->depth + x->value_depth) * 500, 0, at > 0);
     plan_step(&steps[2 * at + 1], OWN(attend), arguments, first + at, count * groups * x->blocks,

@@ -1,6 +1,7 @@
 /* What all attentions share: how they are called, and the sizes of blocks in registers. */
 
 #define NOINLINE static __attribute__((noinline, unused))
+#define COLD static __attribute__((noinline, cold, unused))
 #define EACH _Pragma("GCC unroll 16") for
 
 #if defined(__AVX512F__)
@@ -57,6 +58,7 @@ struct attention {
   void **copied;
   f64 *of_sink;
   char *packs;
+  u8 *is_finite;
 };
 
 /* Notes that a check failed; of several, the first one counts. */

@@ -35,6 +35,7 @@ _FLOATING = {
     "fmax": "lynx_fmax_{t}({0}, {1})",
     "fmin": "lynx_fmin_{t}({0}, {1})",
     "trunc_div": "__builtin_trunc{f}({0} / {1})",
+    "fma": "lynx_fma_{t}({0}, {1}, {2})",
 }
 
 _INTEGER = {

@@ -73,9 +73,7 @@ def attend(
     work = _Work(q, k, v, operands, sink, keep, form, symbols or {})
     out = empty_output(q, v) if out is None else out
     lse = q.new_empty(q.shape[:3], dtype=work.dtype) if lse is None else lse
-    for rows in work.blocks():
-        _, scores = work.scores(rows)
-        found = work.softmax(scores, rows)
+    for rows, _, found in work.by_rows():
         lse[:, :, rows] = found.logarithms
         out[:, :, rows] = work.times_values(work.kept(found.weights, rows)).to(out.dtype)
     return out, lse
@@ -98,9 +96,7 @@ def attend_backward(
     """Return the gradients of q, k, v, the sink and operands that are wanted, in this order."""
     work = _Work(q, k, v, operands, sink, keep, form, symbols or {})
     of_q, of_k, of_v, of_sink, *of_operands = work.memory(wanted)
-    for rows in work.blocks():
-        dot, scores = work.scores(rows)
-        weights, of_logit, _ = work.softmax(scores, rows)
+    for rows, dot, (weights, of_logit, _) in work.by_rows():
         incoming = grad_out[:, :, rows].to(work.dtype)
         if of_v is not None:
             work.add_to_keys(work.kept(weights, rows), incoming, of_v)
@@ -162,6 +158,20 @@ class _Work:
             fitting = max(1, self.queries)
         for start in range(0, self.queries, fitting):
             yield slice(start, min(start + fitting, self.queries))
+
+    def by_rows(self) -> Iterator[tuple[slice, torch.Tensor, Softmax]]:
+        """Yield some rows at a time, with their products and the softmax of their scores."""
+        for rows in self.blocks():
+            dot, scores = self.scores(rows)
+            yield rows, dot, self.softmax(scores, rows)
+
+    def whole(self) -> tuple[slice, torch.Tensor, Softmax]:
+        """Return the same of all rows at once, in operators that autograd knows."""
+        rows = slice(0, self.queries)
+        dot = self._grouped_product(self.q.to(self.dtype), self.k.transpose(2, 3))
+        score = self.form.score
+        scores = dot if score is None else evaluate_region(score, (dot, *self.operands))[0]
+        return rows, dot, self.softmax(scores, rows)
 
     def _is_all(self, rows: slice) -> bool:
         return bool(rows.start == 0 and rows.stop == self.queries)
@@ -305,12 +315,7 @@ def composite(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the same by way of all weights, in operators that autograd knows."""
     work = _Work(q, k, v, operands, sink, keep, form, {})
-    dot = work._grouped_product(q.to(work.dtype), work.k.transpose(2, 3))
-    scores = dot
-    if form.score is not None:
-        (scores,) = evaluate_region(form.score, (dot, *operands))
-    rows = slice(0, q.shape[2])
-    found = work.softmax(scores, rows)
+    rows, _, found = work.whole()
     out = work.times_values(work.kept(found.weights, rows)).to(v.dtype)
     return out, found.logarithms
 
@@ -329,10 +334,7 @@ def composite_backward(
 ) -> list[torch.Tensor]:
     """Return the gradients that are wanted, by way of all weights, so that autograd sees them."""
     work = _Work(q, k, v, operands, sink, keep, form, {})
-    rows = slice(0, q.shape[2])
-    dot = work._grouped_product(q.to(work.dtype), work.k.transpose(2, 3))
-    scores = dot if form.score is None else evaluate_region(form.score, (dot, *operands))[0]
-    weights, of_logit, _ = work.softmax(scores, rows)
+    rows, dot, (weights, of_logit, _) = work.whole()
     incoming = grad_out.to(work.dtype)
     of_weights = work.kept(work.by_values(incoming), rows)
     of_rows = -(of_weights * weights).sum(3, keepdim=True)

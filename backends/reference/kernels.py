@@ -250,6 +250,8 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     **dict(_named("atan2", "hypot", "copysign", "fmax", "fmin", "nextafter", "add", "sub", "mul")),
     **dict(_named("remainder", "fmod", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge")),
     **dict(_named("where")),
+    # torch's own kernels round this once where the processor can.
+    "fma": lambda a, b, c: torch.addcmul(c, a, b),
     "floor_div": _rounded("floor"),
     "trunc_div": _rounded("trunc"),
     "not": torch.bitwise_not,

@@ -73,6 +73,7 @@ TEMPLATES: dict[str, str | dict[str, str]] = {
     "minimum": {"f": "minimum({0}, {1})", "*": "tl.minimum({0}, {1})"},
     "shift_left": "shift_left({0}, {1})",
     "shift_right": "shift_right({0}, {1})",
+    "fma": "tl.fma({0}, {1}, {2})",
     "where": "tl.where({0}, {1}, {2})",
 }
 """The text of each function; by the category of its operands where that matters.

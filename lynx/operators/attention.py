@@ -32,13 +32,14 @@ from lynx.backends.reference.attention import (
 from lynx.ir.score import score_region
 from lynx.passes.attention import why_no_derivative
 
+from .transforms import Operator, Optional, Rule, Tensors, gradients_by_torch, tangents
+
 _FORWARD = "lynx::attention"
 _BACKWARD = "lynx::attention_backward"
 _FORM = "str score, SymInt[] sizes, float keep_scale, bool zero_empty"
 
-Optional = torch.Tensor | None
-Tensors = tuple[torch.Tensor, ...]
 Form = tuple[str, Sequence[int], float, bool]
+Gradients = Callable[..., list[Optional]]
 
 torch.library.define(
     _FORWARD,
@@ -182,12 +183,6 @@ def _wanted(needed: Sequence[bool], sink: Optional, operands: Sequence[torch.Ten
     return [*map(bool, needed[:3]), bool(needed[3]) and sink is not None, *asked]
 
 
-def _placed(found: Sequence[torch.Tensor], wanted: Sequence[bool]) -> list[Optional]:
-    """Return a gradient or None for each operand."""
-    rest = iter(found)
-    return [next(rest) if want else None for want in wanted]
-
-
 # Of `_Attention`: q, k, v, sink, keep, score, sizes, keep_scale, zero_empty, *operands. The
 # operator itself takes the operands as a list in fourth place.
 
@@ -196,6 +191,7 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> No
     q, k, v, sink, keep, score, sizes, keep_scale, zero_empty, *operands = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, sink, keep, *output, *operands)
+    ctx.save_for_forward(q, k, v, sink, keep, *output, *operands)
     ctx.form = (score, sizes, keep_scale, zero_empty)
 
 
@@ -209,52 +205,62 @@ def _differentiate(
         return [None] * len(wanted)
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    chosen = tuple(n for n, want in enumerate(wanted[4:]) if want)
-    if ctx.form[0] and not _has_derivative(ctx.form[0], chosen):
-        given = (q, k, v, sink, *operands, keep, _form(*ctx.form))
-        return _by_composite(given, (grad_out, grad_lse), wanted)
+    if not _has_derivative(ctx.form[0], wanted):
+        given, incoming = (q, k, v, sink, *operands), (grad_out, grad_lse)
+        return gradients_by_torch(_composite(keep, ctx.form), given, incoming, wanted)
     found: Tensors = _Gradients.apply(  # type: ignore[no-untyped-call]
         grad_out, grad_lse, q, k, v, sink, keep, out, lse, *ctx.form, wanted, *operands
     )
     return _placed(found, wanted)
 
 
+def _placed(found: Sequence[Optional], wanted: Sequence[bool]) -> list[Optional]:
+    """Return a gradient or None for each operand."""
+    rest = iter(found)
+    return [next(rest) if want else None for want in wanted]
+
+
+def _has_derivative(score: str, wanted: Sequence[bool]) -> bool:
+    """Whether a score function has gradients of the product and of the wanted operands."""
+    chosen = tuple(n for n, want in enumerate(wanted[4:]) if want)
+    return not score or _has_gradients(score, chosen)
+
+
 @functools.lru_cache(maxsize=256)
-def _has_derivative(score: str, chosen: tuple[int, ...]) -> bool:
-    """Whether a score function has gradients of the product and of the chosen operands."""
+def _has_gradients(score: str, chosen: tuple[int, ...]) -> bool:
     return not why_no_derivative(score_region(score), chosen)
 
 
-def _by_composite(
-    given: tuple[Any, ...],
-    incoming: Sequence[Optional],
-    wanted: Sequence[bool],
-) -> list[Optional]:
-    """Return gradients as autograd computes them, holding all weights; None of what wants none."""
-    *operands, keep, form = given
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        operands = list(map(_alias, operands))
-        q, k, v, sink, *others = operands
-        pairs = [
-            (r, g)
-            for r, g in zip(composite(q, k, v, others, sink, keep, form), incoming, strict=True)
-            if g is not None
-        ]
-        found = torch.autograd.grad(
-            [result for result, _ in pairs],
-            [source for source, want in zip(operands, wanted, strict=True) if want],
-            [gradient.to(result.dtype) for result, gradient in pairs],
-            create_graph=again,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-    return _placed(found, wanted)
+def _composite(keep: Optional, form: Form) -> Callable[..., Tensors]:
+    """Return attention as autograd knows it, of q, k, v, the sink, and operands."""
+
+    def function(q: Any, k: Any, v: Any, sink: Optional, *operands: Any) -> Tensors:
+        return composite(q, k, v, operands, sink, keep, _form(*form))
+
+    return function
 
 
-def _alias(operand: Optional) -> Optional:
-    """Return the same for autograd to stop at: operands may be computed of each other."""
-    return operand.view_as(operand) if operand is not None and operand.requires_grad else operand
+def _composite_gradients(keep: Optional, form: Form, wanted: Sequence[bool]) -> Gradients:
+    """Return its gradients, of what they come from and of q, k, v, the sink, and operands."""
+
+    def by_hand(grad_out: Any, grad_lse: Optional, *given: Any) -> list[Optional]:
+        q, k, v, sink, *operands = given
+        operands_and_rest = (q, k, v, operands, sink, keep, _form(*form), wanted)
+        return _placed(composite_backward(grad_out, grad_lse, *operands_and_rest), wanted)
+
+    def by_torch(grad_out: Any, grad_lse: Optional, *given: Any) -> list[Optional]:
+        return gradients_by_torch(_composite(keep, form), given, (grad_out, grad_lse), wanted)
+
+    return by_hand if _has_derivative(form[0], wanted) else by_torch
+
+
+def _tangents(ctx: Any, *directions: Any) -> tuple[Any, ...]:
+    q, k, v, sink, keep, out, lse, *operands = ctx.saved_tensors
+    moving = (*directions[:4], *directions[9:])
+    moves = [direction is not None for direction in moving]
+    gradients = _composite_gradients(keep, ctx.form, moves)
+    given = (q, k, v, sink, *operands)
+    return tangents(lambda *incoming: gradients(*incoming, *given), (out, lse), moving)
 
 
 def _differentiate_function(ctx: Any, *grads: Optional) -> tuple[Any, ...]:
@@ -292,58 +298,37 @@ _PLAIN = 14
 def _keep_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:7], *inputs[_PLAIN:])
+    ctx.save_for_forward(*inputs[:7], *inputs[_PLAIN:])
     ctx.form, ctx.wanted = inputs[9:13], inputs[13]
+
+
+def _sources(ctx: Any) -> tuple[list[Optional], Optional]:
+    """Return grad_out, grad_lse, q, k, v, the sink, and operands; and what is kept."""
+    saved = list(ctx.saved_tensors)
+    return saved[:6] + saved[7:], saved[6]
 
 
 def _differentiate_twice(
     ctx: Any, needed: Sequence[bool], grads: Sequence[Optional]
 ) -> list[Optional]:
     """Return gradients of grad_out, grad_lse, q, k, v, the sink, and operands, by eager's way."""
-    grad_out, grad_lse, q, k, v, sink, keep, *operands = ctx.saved_tensors
-    sources = (grad_out, grad_lse, q, k, v, sink, *operands)
-    given = [(place, g) for place, g in enumerate(grads) if g is not None]
-    places = [n for n, need in enumerate(needed) if need and sources[n] is not None]
-    if not given or not places:
-        return [None] * len(sources)
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        sources = tuple(map(_alias, sources))
-        first = _gradients_once_more(ctx, sources, keep)
-        outer = torch.autograd.grad(
-            [first[place] for place, _ in given],
-            [sources[n] for n in places],
-            [gradient for _, gradient in given],
-            create_graph=again,
-            allow_unused=True,
-        )
-    found = dict(zip(places, outer, strict=True))
-    return [found.get(n) for n in range(len(sources))]
+    sources, keep = _sources(ctx)
+    gradients = _composite_gradients(keep, ctx.form, ctx.wanted)
+    return gradients_by_torch(gradients, sources, _placed(grads, ctx.wanted), needed)
 
 
-def _gradients_once_more(
-    ctx: Any, sources: Sequence[Any], keep: Optional
-) -> Sequence[torch.Tensor]:
-    """Return the gradients that are wanted, in operators that autograd knows."""
-    grad_out, grad_lse, q, k, v, sink, *operands = sources
-    form, wanted = _form(*ctx.form), ctx.wanted
-    chosen = tuple(n for n, want in enumerate(wanted[4:]) if want)
-    if not ctx.form[0] or _has_derivative(ctx.form[0], chosen):
-        given = (grad_out, grad_lse, q, k, v, operands, sink, keep)
-        return composite_backward(*given, form, wanted)
-    tracked = [_tracked(x, sources) for x in sources[2:]]
-    found = _by_composite((*tracked, keep, form), (grad_out, grad_lse), wanted)
-    return [gradient for gradient in found if gradient is not None]
+def _tangents_of_gradients(ctx: Any, *directions: Any) -> tuple[Any, ...]:
+    sources, keep = _sources(ctx)
+    gradients = _composite_gradients(keep, ctx.form, ctx.wanted)
+    moving = (*directions[:6], *directions[_PLAIN:])
+    moves = [direction is not None for direction in moving]
 
+    def second(*incoming: torch.Tensor) -> list[Optional]:
+        return gradients_by_torch(gradients, sources, _placed(incoming, ctx.wanted), moves)
 
-def _tracked(operand: Optional, sources: Sequence[Optional]) -> Optional:
-    """Return an operand that autograd tracks, even if nobody wants its second gradient.
-
-    Adding an empty sum of something that is tracked does it in transforms of `torch.func` too.
-    """
-    if operand is None or operand.requires_grad or not operand.is_floating_point():
-        return operand
-    nothing = next(x for x in sources if x is not None and x.requires_grad).reshape(-1)[:0].sum()
-    return operand + nothing.to(operand.dtype)
+    pairs = zip(sources[2:], ctx.wanted, strict=True)
+    results = [source for source, want in pairs if want and source is not None]
+    return tangents(second, results, moving)
 
 
 def _differentiate_gradients(ctx: Any, *grads: Optional) -> tuple[Any, ...]:
@@ -369,25 +354,6 @@ def _differentiate_gradients_operator(ctx: Any, *grads: Any) -> tuple[Any, ...]:
 
 # transforms of torch.func
 
-Rule = tuple[Tensors, Any]
-
-
-def _one_by_one(
-    function: Callable[..., Any], size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]
-) -> Rule:
-    """Call a function for each element of a batch and put the results together."""
-    results = [
-        function(
-            *(
-                item.select(dim, index) if isinstance(dim, int) else item
-                for item, dim in zip(args, in_dims, strict=True)
-            )
-        )
-        for index in range(size)
-    ]
-    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
-    return stacked, (0,) * len(stacked)
-
 
 def _is_foldable(form: Form, *absent: Any) -> bool:
     """Whether a batch may lie in that of the operands: nothing else tells its size."""
@@ -406,8 +372,8 @@ def _unfolded(size: int, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(size, tensor.shape[0] // size, *tensor.shape[1:])
 
 
-class _Attention(torch.autograd.Function):
-    """The operator for transforms of `torch.func`, which do not see into those of a library."""
+class _Attention(Operator):
+    """The operator for transforms of `torch.func`."""
 
     @staticmethod
     def forward(*args: Any) -> Tensors:
@@ -417,18 +383,19 @@ class _Attention(torch.autograd.Function):
 
     setup_context = staticmethod(_keep_for_backward)
     backward = staticmethod(_differentiate_function)
+    jvp = staticmethod(_tangents)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Rule:
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Rule:
         size = info.batch_size
         if not _is_foldable(args[5:9], *args[3:5], *args[9:]):
-            return _one_by_one(_Attention.apply, size, in_dims, args)
+            return super().vmap(info, in_dims, *args)
         folded = [_folded(size, dim, x) for dim, x in zip(in_dims[:3], args[:3], strict=True)]
         out, lse = _Attention.apply(*folded, *args[3:])  # type: ignore[no-untyped-call]
         return (_unfolded(size, out), _unfolded(size, lse)), (0, 0)
 
 
-class _Gradients(torch.autograd.Function):
+class _Gradients(Operator):
     """The same for the operator of its gradients."""
 
     @staticmethod
@@ -438,12 +405,13 @@ class _Gradients(torch.autograd.Function):
 
     setup_context = staticmethod(_keep_for_second_backward)
     backward = staticmethod(_differentiate_gradients)
+    jvp = staticmethod(_tangents_of_gradients)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Rule:
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Rule:
         size = info.batch_size
         if not _is_foldable(args[9:13], *args[5:7], *args[_PLAIN:]):
-            return _one_by_one(_Gradients.apply, size, in_dims, args)
+            return super().vmap(info, in_dims, *args)
         folded = [_folded(size, dim, x) for dim, x in zip(in_dims[:9], args[:9], strict=True)]
         found = _Gradients.apply(*folded, *args[9:])  # type: ignore[no-untyped-call]
         return tuple(_unfolded(size, x) for x in found), (0,) * len(found)

@@ -29,13 +29,13 @@ from lynx.backends.reference.linear_cross_entropy import (
 )
 from lynx.backends.reference.projection_steps import apply_steps, parse_steps
 
+from .transforms import Operator, Optional, Tensors, gradients_by_torch, tangents
+
 _FORWARD = "lynx::linear_cross_entropy"
 _BACKWARD = "lynx::linear_cross_entropy_backward"
 _OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight"
 _FORM = "str reduction, int? ignore, float smoothing, str[] steps, bool[] wanted"
 
-Tensors = tuple[torch.Tensor, ...]
-Optional = torch.Tensor | None
 
 torch.library.define(
     _FORWARD,
@@ -206,12 +206,12 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> No
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*operands, *units)
+    ctx.save_for_forward(*operands, output[0])
     ctx.form = (reduction, ignore, smoothing, steps)
 
 
 def _differentiate(ctx: Any, grad: Optional, *_: Any) -> tuple[Any, ...]:
-    if any(ctx.needs_input_grad[3:6]):
-        raise NotImplementedError("the weights of classes and of tokens have no gradients")
+    _refuse(ctx.needs_input_grad[3:6])
     nothing = (None,) * 11
     if grad is None:
         return nothing
@@ -232,35 +232,69 @@ def _differentiate(ctx: Any, grad: Optional, *_: Any) -> tuple[Any, ...]:
     return (*gradients, *nothing[3:])
 
 
+def _refuse(moves: Sequence[Any]) -> None:
+    if any(moves):
+        raise NotImplementedError("the weights of classes and of tokens have no gradients")
+
+
+def _tangents(ctx: Any, *directions: Any) -> tuple[Any, ...]:
+    """Return how the loss changes; the gradients that come with it count as constants."""
+    _refuse([direction is not None for direction in directions[3:6]])
+    *operands, loss = ctx.saved_tensors
+    moves = [direction is not None for direction in directions[:3]]
+    gradients = _gradients(operands[3:], ctx.form, moves)
+    found = tangents(lambda g: gradients(g, *operands[:3]), (loss,), directions[:3])
+    return (*found, None, None, None)
+
+
+def _gradients(
+    rest: Sequence[Any], form: tuple[Any, ...], wanted: Sequence[bool]
+) -> Callable[..., list[Optional]]:
+    """Return the function that gives gradients of x, weight and bias: what eager does."""
+
+    def gradients(grad: torch.Tensor, *operands: Optional) -> list[Optional]:
+        def losses(x: torch.Tensor, weight: torch.Tensor, bias: Optional) -> Tensors:
+            return (composite(x, weight, bias, *rest, *form),)
+
+        return gradients_by_torch(losses, operands, (grad,), wanted)
+
+    return gradients
+
+
 def _keep_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     grad, *operands = inputs[:7]
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(grad, *operands)
-    ctx.form, ctx.wanted = inputs[10:14], inputs[14]
+    ctx.save_for_forward(grad, *operands)
+    ctx.form, ctx.wanted = inputs[10:14], _given(inputs[14], inputs[3])
+    ctx.mark_non_differentiable(
+        *(empty for empty, want in zip(output, ctx.wanted, strict=True) if not want)
+    )
 
 
 def _differentiate_twice(ctx: Any, *grads: Optional) -> tuple[Any, ...]:
     """Differentiate the gradients, holding the logits: what eager does."""
-    grad, x, weight, bias, *rest = ctx.saved_tensors
-    sources = (x, weight, bias)
-    wanted = [n for n, g in enumerate(grads) if g is not None and ctx.wanted[n]]
-    if not wanted:
-        return (None,) * 15
-    with torch.enable_grad():
-        loss = composite(x, weight, bias, *rest, *ctx.form)
-        inner = torch.autograd.grad(
-            loss, [sources[n] for n in wanted], grad.to(loss.dtype), create_graph=True
-        )
-        needed = [n for n, need in enumerate(ctx.needs_input_grad[:4]) if need]
-        outer = torch.autograd.grad(
-            inner,
-            [(grad, *sources)[n] for n in needed],
-            [grads[n] for n in wanted],
-            create_graph=True,
-            allow_unused=True,
-        )
-    found = dict(zip(needed, outer, strict=True))
-    return tuple(found.get(n) for n in range(15))
+    sources, rest = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+    incoming = [g if want else None for g, want in zip(grads, ctx.wanted, strict=True)]
+    gradients = _gradients(rest, ctx.form, ctx.wanted)
+    found = gradients_by_torch(gradients, sources, incoming, ctx.needs_input_grad[:4])
+    return (*found, *(None,) * 11)
+
+
+def _tangents_of_gradients(ctx: Any, *directions: Any) -> tuple[Any, ...]:
+    sources, rest = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+    gradients = _gradients(rest, ctx.form, ctx.wanted)
+    moves = [direction is not None for direction in directions[:4]]
+    places = [n for n, want in enumerate(ctx.wanted) if want]
+
+    def second(*incoming: torch.Tensor) -> list[Optional]:
+        given: list[Optional] = [None] * 3
+        for place, gradient in zip(places, incoming, strict=True):
+            given[place] = gradient
+        return gradients_by_torch(gradients, sources, given, moves)
+
+    found = iter(tangents(second, [sources[1 + place] for place in places], directions[:4]))
+    return tuple(next(found) if want else None for want in ctx.wanted)
 
 
 def composite(
@@ -292,28 +326,8 @@ def composite(
     return losses.sum() if reduction == "sum" else losses.reshape(target.shape)
 
 
-Rule = tuple[Tensors, Any]
-
-
-def _one_by_one(
-    function: Callable[..., Tensors], size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]
-) -> Rule:
-    """Call a function for each element of a batch and put the results together."""
-    results = [
-        function(
-            *(
-                item.select(dim, index) if isinstance(dim, int) else item
-                for item, dim in zip(args, in_dims, strict=True)
-            )
-        )
-        for index in range(size)
-    ]
-    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
-    return stacked, (0,) * len(stacked)
-
-
-class _Loss(torch.autograd.Function):
-    """The operator for transforms of `torch.func`, which do not see into those of a library."""
+class _Loss(Operator):
+    """The operator for transforms of `torch.func`."""
 
     @staticmethod
     def forward(*args: Any) -> Tensors:
@@ -322,13 +336,10 @@ class _Loss(torch.autograd.Function):
 
     setup_context = staticmethod(_keep_for_backward)
     backward = staticmethod(_differentiate)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Rule:
-        return _one_by_one(_Loss.apply, info.batch_size, in_dims, args)
+    jvp = staticmethod(_tangents)
 
 
-class _Gradients(torch.autograd.Function):
+class _Gradients(Operator):
     """The same for the operator of its gradients."""
 
     @staticmethod
@@ -338,10 +349,7 @@ class _Gradients(torch.autograd.Function):
 
     setup_context = staticmethod(_keep_for_second_backward)
     backward = staticmethod(_differentiate_twice)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Rule:
-        return _one_by_one(_Gradients.apply, info.batch_size, in_dims, args)
+    jvp = staticmethod(_tangents_of_gradients)
 
 
 for _name, _function, _formula, _setup in (

@@ -333,6 +333,7 @@ _RULES: dict[str, _Rule] = {
         lambda: c.of("div", g, a[1]),
         lambda: c.of("neg", c.mul(g, c.of("div", y, a[1]))),
     ),
+    "fma": lambda c, g, y, a: (lambda: c.mul(g, a[1]), lambda: c.mul(g, a[0]), lambda: g),
     "pow": _power,
     "where": _where,
     "maximum": _choice("gt"),

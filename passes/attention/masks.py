@@ -68,15 +68,17 @@ class _Found:
         """
         fill = fill * self.factor
         is_exact = not (is_added or self.is_shifted)
-        if fill > (_SMALL if is_exact else SURELY_HIDDEN):
+        if fill > (HIDING if is_exact else SURELY_HIDDEN):
             return False
         for literal in literals:
-            self.literals[literal] = None
+            # What the product decides is not known before it is computed.
+            if not depends_on_dot(literal.scalar):
+                self.literals[literal] = None
         self.limit = max(self.limit, fill if is_exact else fill / 2)
         return True
 
 
-_SMALL = -1e3
+HIDING = -1e3
 """A filled in number that may hide; whether it does depends on the rest of the row."""
 
 
@@ -129,7 +131,7 @@ def _behind_sum(arguments: tuple[Scalar, ...], found: _Found, sign: int) -> Scal
     if inside[0] == inside[1] or (sign < 0 and inside[1]):
         return None
     rest, term = arguments if inside[0] else arguments[::-1]
-    hidden = _hidden_by(term, sign)
+    hidden = hidden_by(term, sign)
     if hidden is not None:
         found.hide(iter(hidden[1]), hidden[0], is_added=True)
     elif sign > 0 and found.factor == 1 and number_of(term) is None and "k" in term.axes:
@@ -139,28 +141,28 @@ def _behind_sum(arguments: tuple[Scalar, ...], found: _Found, sign: int) -> Scal
     return rest
 
 
-def _hidden_by(term: Scalar, sign: int) -> tuple[float, tuple[Literal, ...]] | None:
+def hidden_by(term: Scalar, sign: int) -> tuple[float, tuple[Literal, ...]] | None:
     """Return the number that a term is where the literals do not hold, None if nothing is known.
 
     The term is added, or subtracted with a negative sign; the number is given as it is added.
 
     Understood are a number chosen by a condition, and `(1 - condition) * number`.
     """
-    source = _unconverted(term).instruction
+    source = unconverted(term).instruction
     if not isinstance(source, Apply):
         return None
     if source.function == "where":
         condition, chosen, other = source.arguments
         for fill, wanted in ((other, True), (chosen, False)):
             value = number_of(fill)
-            if value is not None and value * sign <= _SMALL:
+            if value is not None and value * sign <= HIDING:
                 return value * sign, tuple(literals_of(condition, wanted=wanted))
         return None
     if source.function != "mul":
         return None
     for at, factor in enumerate(map(number_of, source.arguments)):
         truth = _truth_behind(source.arguments[1 - at])
-        if factor is not None and factor * sign <= _SMALL and truth is not None:
+        if factor is not None and factor * sign <= HIDING and truth is not None:
             condition, wanted = truth
             return factor * sign, tuple(literals_of(condition, wanted=wanted))
     return None
@@ -168,19 +170,20 @@ def _hidden_by(term: Scalar, sign: int) -> tuple[float, tuple[Literal, ...]] | N
 
 def _truth_behind(x: Scalar) -> tuple[Scalar, bool] | None:
     """Return the condition that makes a number 1 or 0, and its value where the number is 0."""
-    x = _unconverted(x)
+    x = unconverted(x)
     if x.dtype is DType.BOOL:
         return x, False
     source = x.instruction
     if isinstance(source, Apply) and source.function == "sub":
         one, rest = source.arguments
-        behind = _unconverted(rest)
+        behind = unconverted(rest)
         if number_of(one) == 1 and behind.dtype is DType.BOOL:
             return behind, True
     return None
 
 
-def _unconverted(x: Scalar) -> Scalar:
+def unconverted(x: Scalar) -> Scalar:
+    """Return what conversions of a number start from."""
     while isinstance(x.instruction, Convert):
         x = x.instruction.x
     return x
@@ -191,20 +194,54 @@ def literals_of(condition: Scalar, *, wanted: bool) -> Iterator[Literal]:
     pending = [(condition, wanted)]
     while pending:
         scalar, value = pending.pop()
-        source = scalar.instruction
-        if isinstance(source, Apply) and scalar.dtype is DType.BOOL:
-            if source.function == "not" and source.arguments[0].dtype is DType.BOOL:
-                pending.append((source.arguments[0], not value))
-                continue
-            if source.function == ("and" if value else "or"):
-                pending += [(argument, value) for argument in reversed(source.arguments)]
-                continue
-        yield Literal(scalar, value)
+        junction = junction_of(Literal(scalar, value))
+        if junction is None or not junction.is_all:
+            yield Literal(scalar, value)
+        else:
+            pending += [(part.scalar, part.wanted) for part in reversed(junction.parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Junction:
+    """Literals of which all must hold, or any."""
+
+    is_all: bool
+    parts: tuple[Literal, ...]
+
+
+def junction_of(literal: Literal) -> Junction | None:
+    """Return the literals that a literal is made of, None if it is not made of others."""
+    source, wanted = literal.scalar.instruction, literal.wanted
+    if not isinstance(source, Apply) or any(x.dtype is not DType.BOOL for x in source.arguments):
+        return None
+    if source.function == "not":
+        return Junction(True, (Literal(source.arguments[0], not wanted),))
+    if source.function in ("and", "or"):
+        parts = tuple(Literal(argument, wanted) for argument in source.arguments)
+        return Junction((source.function == "and") == wanted, parts)
+    if source.function == "where":
+        return _junction_of_choice(source.arguments, wanted=wanted)
+    return None
+
+
+def _junction_of_choice(arguments: tuple[Scalar, ...], *, wanted: bool) -> Junction | None:
+    """Take a choice between truth values apart, one of which is a constant."""
+    condition, *choices = arguments
+    values = [number_of(choice) for choice in choices]
+    if values[0] is not None and values[1] is not None and values[0] != values[1]:
+        return Junction(True, (Literal(condition, bool(values[0]) == wanted),))
+    for place, value in enumerate(values):
+        if value is not None:
+            # Where the constant is chosen, the literal holds, or does not.
+            holds = bool(value) == wanted
+            is_chosen = Literal(condition, (place == 0) == holds)
+            return Junction(not holds, (is_chosen, Literal(choices[1 - place], wanted)))
+    return None
 
 
 def number_of(x: Scalar) -> float | None:
     """Return the value of a constant, None of anything else."""
-    source = _unconverted(x).instruction
+    source = unconverted(x).instruction
     if isinstance(source, Constant) and isinstance(source.value, bool | int | float):
         return float(source.value)
     return None
@@ -224,10 +261,6 @@ def depends_on_dot(x: Scalar) -> bool:
             return True
         pending += source.operands
     return False
-
-
-def _is_positive(value: float | None) -> bool:
-    return value is not None and 0 < value < math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,30 +326,60 @@ Region: TypeAlias = AtMostZero | AllOf | AnyOf
 def region_of(literal: Literal) -> Region | None:
     """Return where a literal holds, None if that is not made of affine comparisons."""
     source = literal.scalar.instruction
+    value = number_of(literal.scalar) if literal.scalar.dtype is DType.BOOL else None
+    if value is not None:
+        return AtMostZero(Affine((), (), 0 if bool(value) == literal.wanted else 1))
+    junction = junction_of(literal)
+    if junction is not None:
+        known = tuple(part for part in map(region_of, junction.parts) if part is not None)
+        if len(known) < len(junction.parts):
+            return None
+        return AllOf(known) if junction.is_all else AnyOf(known)
     if not isinstance(source, Apply):
         return None
-    name, wanted = source.function, literal.wanted
-    if name == "not" and source.arguments[0].dtype is DType.BOOL:
-        return region_of(Literal(source.arguments[0], not wanted))
-    if name in ("and", "or") and literal.scalar.dtype is DType.BOOL:
-        parts = [region_of(Literal(argument, wanted)) for argument in source.arguments]
-        known = tuple(part for part in parts if part is not None)
-        if len(known) < len(parts):
-            return None
-        return AllOf(known) if (name == "and") == wanted else AnyOf(known)
-    return _comparison(name, source.arguments, wanted=wanted)
+    return _comparison(source.function, source.arguments, wanted=literal.wanted)
 
 
+_SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 _NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
 
 
 def _comparison(name: str, arguments: tuple[Scalar, ...], *, wanted: bool) -> Region | None:
     if name not in _NEGATED or arguments[0].dtype is DType.BOOL:
         return None
-    left, right = affine_of(arguments[0]), affine_of(arguments[1])
-    if left is None or right is None:
-        return None
     name = name if wanted else _NEGATED[name]
+    for at, sides in enumerate(map(_sides_of, arguments)):
+        if sides is not None:
+            bound = affine_of(arguments[1 - at])
+            return None if bound is None else _of_distance(name, at, sides, bound)
+    left, right = affine_of(arguments[0]), affine_of(arguments[1])
+    return None if left is None or right is None else _of_difference(name, left, right)
+
+
+def _sides_of(x: Scalar) -> tuple[Affine, Affine] | None:
+    """Return the two affine functions of which a distance is the larger one, None if it is none."""
+    source = x.instruction
+    if isinstance(source, Convert) and _is_exact(source):
+        return _sides_of(source.x)
+    if not isinstance(source, Apply) or source.function != "abs":
+        return None
+    inner = affine_of(source.arguments[0])
+    return None if inner is None else (inner, inner.scaled(-1))
+
+
+def _of_distance(name: str, at: int, sides: tuple[Affine, Affine], bound: Affine) -> Region:
+    """Return where a distance, the argument `at` of a comparison, compares with a bound."""
+    name = name if at == 0 else _SWAPPED[name]
+    if name in ("eq", "ne"):
+        near, far = (_of_distance(one, 0, sides, bound) for one in ("le", "ge"))
+        if name == "eq":
+            return AllOf((near, far))
+        return AnyOf(tuple(_of_distance(one, 0, sides, bound) for one in ("lt", "gt")))
+    parts = tuple(_of_difference(name, side, bound) for side in sides)
+    return AllOf(parts) if name in ("lt", "le") else AnyOf(parts)
+
+
+def _of_difference(name: str, left: Affine, right: Affine) -> Region:
     below, above = left.plus(right.scaled(-1)), right.plus(left.scaled(-1))
     one = Affine((), (), 1)
     if name in ("le", "lt"):
@@ -337,8 +400,7 @@ def affine_of(x: Scalar) -> Affine | None:
         case Position():
             return _of_position(source)
         case Convert():
-            wide = source.dtype in (DType.I64, DType.I32, DType.F32, DType.F64)
-            return affine_of(source.x) if wide and not source.x.dtype.is_floating else None
+            return affine_of(source.x) if _is_exact(source) else None
         case Apply() if source.function in ("add", "sub"):
             left, right = affine_of(source.arguments[0]), affine_of(source.arguments[1])
             if left is None or right is None:
@@ -350,6 +412,12 @@ def affine_of(x: Scalar) -> Affine | None:
         case Apply() if source.function == "mul":
             return _scaled(*source.arguments)
     return None
+
+
+def _is_exact(source: Convert) -> bool:
+    """Whether a conversion leaves the place of a query or key what it is."""
+    wide = source.dtype in (DType.I64, DType.I32, DType.F32, DType.F64)
+    return wide and not source.x.dtype.is_floating
 
 
 def _scaled(x: Scalar, y: Scalar) -> Affine | None:

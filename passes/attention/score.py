@@ -61,7 +61,7 @@ def score_kernel(region: Region, strides: Sequence[Strides | None]) -> Kernel:
             assert own is not None, operand
             reach = extent(operand.shape, own)
             sources[operand] = (Buffer(f"x{index}", operand.type.dtype, reach), own)
-    emitter = Emitter(builder, AxisNames(region), sources)
+    emitter = Emitter(builder, AxisNames(region), sources, contracts=False)
     (result,) = region.results
     score = emitter.element(result, at)
     place = position_of(at, dense)

@@ -13,25 +13,22 @@ def simplified(
 ) -> Callable[[Scalar], Scalar]:
     """Return a function that finds a simpler equal of scalars where truth values are `known`."""
     found: dict[Scalar, Scalar] = {}
-    truths: dict[Scalar, bool] = dict(known)
+    truths = dict(known)
 
     def simpler(x: Scalar) -> Scalar:
         return found.get(x, x)
 
-    def truth(x: Scalar) -> bool | None:
-        return truths.get(simpler(x), truths.get(x))
-
     for instruction in in_order(scalars):
+        for result in instruction.results:
+            value = _truth(instruction, truths) if result.dtype is DType.BOOL else None
+            if value is not None:
+                truths.setdefault(result, value)
         if not isinstance(instruction, Apply):
             continue
         arguments = instruction.arguments
-        if instruction.dtype is DType.BOOL and instruction.out not in truths:
-            value = _combined(instruction.function, [truth(a) for a in arguments])
-            if value is not None:
-                truths[instruction.out] = value
         chosen: Scalar | None = None
         if instruction.function == "where":
-            value = truth(arguments[0])
+            value = truths.get(arguments[0])
             chosen = None if value is None else arguments[1 if value else 2]
         elif instruction.function == "add":
             zeros = [_is_number(simpler(a), 0) for a in arguments]
@@ -41,16 +38,26 @@ def simplified(
     return simpler
 
 
-def _combined(function: str, values: list[bool | None]) -> bool | None:
-    """Return the truth of a combination of conditions, as far as theirs tell."""
-    if function == "not":
-        return None if values[0] is None else not values[0]
-    if function not in ("and", "or"):
+def _truth(source: Instruction, known: Mapping[Scalar, bool]) -> bool | None:
+    """Return the truth value that an instruction gives, None if that is not known."""
+    if isinstance(source, Constant):
+        return bool(source.value) if isinstance(source.value, bool | int) else None
+    if not isinstance(source, Apply):
         return None
-    deciding = function == "or"
-    if deciding in values:
-        return deciding
-    return None if None in values else not deciding
+    values = [known.get(argument) for argument in source.arguments]
+    match source.function:
+        case "not":
+            return None if values[0] is None else not values[0]
+        case "and" | "or":
+            decisive = source.function == "or"
+            if decisive in values:
+                return decisive
+            return None if None in values else not decisive
+        case "where":
+            if values[0] is not None:
+                return values[1] if values[0] else values[2]
+            return values[1] if values[1] == values[2] else None
+    return None
 
 
 def _is_number(x: Scalar, value: float) -> bool:

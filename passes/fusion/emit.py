@@ -124,7 +124,8 @@ def _type_refusal(value: Value) -> str:
 class Emitter:
     """Builds the instructions for the elements of a region's values, each once per place.
 
-    `sources` gives the memory of each parameter, with its strides.
+    `sources` gives the memory of each parameter, with its strides. Without `contracts` products
+    and sums are two functions where eager rounds them at once, for those who look at sums.
     """
 
     def __init__(
@@ -132,8 +133,11 @@ class Emitter:
         builder: KernelBuilder,
         names: AxisNames,
         sources: Mapping[Value, tuple[Buffer, tuple[Dim, ...]]],
+        *,
+        contracts: bool = True,
     ) -> None:
         self.builder = builder
+        self.contracts = contracts
         self.names = names
         self.sources = sources
         self.splitter = Splitter(builder)

@@ -149,11 +149,26 @@ def _sum(emitter: Emitter, op: Any, want: Want) -> Emission:
         if op.alpha == 0:
             return (x,)
         return (builder.apply("or", x, y, dtype=dtype),)
-    if op.alpha != 1:
-        value = _as(op.alpha, y.dtype)
-        alpha = number(builder, value, y.dtype if keeps_number(op, "alpha") else dtype, y.dtype)
-        y = builder.apply("mul", alpha, y, dtype=y.dtype)
-    return (apply(builder, op.name, x, y, dtype=dtype),)
+    if op.alpha == 1:
+        return (apply(builder, op.name, x, y, dtype=dtype),)
+    sign = 1 if isinstance(op, arithmetic.Add) else -1
+    value = _as(sign * op.alpha, y.dtype)
+    alpha = number(builder, value, y.dtype if keeps_number(op, "alpha") else dtype, y.dtype)
+    return (builder.convert(contracted(emitter, alpha, y, x), dtype),)
+
+
+def contracted(emitter: Emitter, a: Scalar, b: Scalar, c: Scalar) -> Scalar:
+    """Return `a * b + c`, rounded once where torch's kernels do so: they are compiled to contract.
+
+    `add` and `sub` with a factor, `addcmul` and `lerp` contract their last product, in `f32` and
+    `f64`, for all lengths and strides; `addcdiv` contracts nothing. Of low precision, the products
+    of `lerp` are contracted too, and those of the others are exact.
+    """
+    builder = emitter.builder
+    if emitter.contracts and c.dtype.is_floating:
+        return builder.apply("fma", a, b, c, dtype=c.dtype)
+    product = builder.apply("mul", a, b, dtype=c.dtype)
+    return builder.apply("add", c, product, dtype=c.dtype)
 
 
 def _as(value: float, dtype: DType) -> Number:
@@ -410,7 +425,7 @@ def _clamp(emitter: Emitter, op: arithmetic.Clamp, want: Want) -> Emission:
 
 @emits(arithmetic.Addcmul, arithmetic.Addcdiv)
 def _add_scaled(emitter: Emitter, op: Any, want: Want) -> Emission:
-    """`x + value * a * b` or `x + value * a / b`, from left to right."""
+    """`x + (value * a) * b` or `x + (value * a) / b`."""
     dtype = op.common_dtype()
     builder = emitter.builder
     terms = []
@@ -418,11 +433,12 @@ def _add_scaled(emitter: Emitter, op: Any, want: Want) -> Emission:
         term = yield from argument(emitter, want, getattr(op, field), dtype)
         terms.append(term)
     x, a, b = terms
-    value = builder.constant(_as(op.value, x.dtype), x.dtype)
-    scaled = builder.apply("mul", value, a, dtype=x.dtype)
-    function = "mul" if isinstance(op, arithmetic.Addcmul) else "div"
-    term = builder.apply(function, scaled, b, dtype=x.dtype)
-    return (apply(builder, "add", x, term, dtype=dtype),)
+    if op.value != 1:
+        value = builder.constant(_as(op.value, x.dtype), x.dtype)
+        a = builder.apply("mul", value, a, dtype=x.dtype)
+    if isinstance(op, arithmetic.Addcmul):
+        return (builder.convert(contracted(emitter, a, b, x), dtype),)
+    return (apply(builder, "add", x, builder.apply("div", a, b, dtype=x.dtype), dtype=dtype),)
 
 
 @emits(arithmetic.Lerp)
@@ -440,9 +456,18 @@ def _lerp(emitter: Emitter, op: arithmetic.Lerp, want: Want) -> Emission:
 
     distance = of("sub", end, x)
     one, half = builder.constant(1, wide), builder.constant(0.5, wide)
-    near = of("add", x, of("mul", weight, distance))
-    far = of("sub", end, of("mul", distance, of("sub", one, weight)))
+
+    def near() -> Scalar:
+        return contracted(emitter, weight, distance, x)
+
+    def far() -> Scalar:
+        return contracted(
+            emitter, builder.apply("neg", distance, dtype=wide), of("sub", one, weight), end
+        )
+
+    if isinstance(op.weight, int | float):
+        return (builder.convert(near() if abs(op.weight) < 0.5 else far(), dtype),)
     size = builder.apply("abs", weight, dtype=wide)
     is_near = builder.apply("lt", size, half, dtype=DType.BOOL)
-    chosen = builder.apply("where", is_near, near, far, dtype=wide)
+    chosen = builder.apply("where", is_near, near(), far(), dtype=wide)
     return (builder.convert(chosen, dtype),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -350,13 +351,27 @@ def test_functions_of_integers() -> None:
     assert apply("not", DType.BOOL, [False, True]).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("name", [n for n, f in FUNCTIONS.items() if f.accepts == "f"])
+_OF_TORCH = [name for name, f in FUNCTIONS.items() if f.accepts == "f" and name != "fma"]
+
+
+@pytest.mark.parametrize("name", _OF_TORCH)
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
 def test_floating_functions_are_those_of_torch(name: str, dtype: DType) -> None:
     arity = FUNCTIONS[name].arity
     columns = [SPECIAL, SPECIAL[3:] + SPECIAL[:3]][:arity]
     operands = [torch.tensor(column, dtype=torch_dtype(dtype)) for column in columns]
     same(apply(name, dtype, *columns), getattr(torch, name)(*operands))
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
+def test_a_product_with_an_added_term_is_rounded_once(dtype: DType) -> None:
+    one = 1 + torch.finfo(torch_dtype(dtype)).eps
+    # (1 + e)(1 - e) - 1 = -e * e, of which a rounded product leaves nothing.
+    found = apply("fma", dtype, [one, one, INF, NAN], [2 - one, 3.0, 0.0, 1.0], [-1.0, -0.0, 1, 1])
+    exact = Fraction(one) * Fraction(2 - one) - 1
+    assert Fraction(found[0].item()) == exact
+    assert found[1] == 3 * one
+    assert found[2:].isnan().all()
 
 
 def reduced(combine: str, dtype: DType, rows: list[list[Any]]) -> list[torch.Tensor]:

@@ -97,6 +97,13 @@ def test_the_split_of_a_step(name: str) -> None:
     torch._dynamo.reset()
 
 
+def test_attention_is_a_kind_of_its_own() -> None:
+    found = where({"quick": True}, WORKLOADS["gpt-long"])
+    assert found["attention"] > 0
+    assert found["attention_limit"] > 0
+    torch._dynamo.reset()
+
+
 def test_what_crashes_is_reported_and_does_not_stop_the_rest(tmp_path: Path) -> None:
     result = run(tmp_path, "--only=tiny-inference", "--backends=eager,nonsense", "--tasks=cold")
     assert result.returncode == 1

@@ -75,11 +75,11 @@ class Program:
 
     @property
     def loses_digits(self) -> bool:
-        """Whether eager's own weights may be so far off that the operator's do not pass for them.
+        """Whether eager's weights of rows that are all masked may be ones, whatever the precision.
 
-        The logarithm of a sum is that of low scores, whose last digits are as large as 1e-3.
+        Next to the least number, the logarithm of the number of keys is nothing.
         """
-        return self.softmax == "logarithm" and math.isfinite(self.fill)
+        return self.softmax == "logarithm" and math.isfinite(self.fill) and self.fill < -1e30
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
         more = dict(zip(("padding", "documents", "dense", "bias", "sinks"), rest, strict=True))
@@ -197,6 +197,7 @@ def test_random_attention(program: Program, dynamic: bool) -> None:
     actual = evaluated(torch.compile(program.__call__, backend=counter), args)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
     if program.loses_digits and counter.count == 0:
-        assert counter.messages == ["not fused: it would not compute the same"]
+        (message,) = counter.messages
+        assert "the same in rows of which masks leave nothing" in message
     else:
         assert counter.count == 1, counter.messages

@@ -40,6 +40,7 @@ class Counter:
     def count(self) -> int:
         return sum(
             node.target is torch.ops.lynx.attention.default
+            and any(user.users for user in node.users)
             for module in self.modules
             for node in module.graph.nodes
         )

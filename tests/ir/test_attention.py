@@ -38,6 +38,21 @@ TEXT = """graph @g(
 """  # noqa: E501 - one op a line
 
 
+def test_what_is_remembered_of_a_score_is_what_its_text_says() -> None:
+    (op,) = parse_graph(TEXT).ops
+    assert isinstance(op, Attention)
+    assert op.score is not None
+    text, sizes = score_text(op.score)
+    score_region.cache_clear()
+    remembered = score_region(text, sizes)
+    elsewhere = parse_graph(text)
+    results = tuple(value for value in elsewhere.outputs if value is not None)
+    read = Region(elsewhere.inputs, elsewhere.ops, results)
+    assert score_text(read) == (text, tuple(symbol(f"s{n}") for n in range(len(sizes))))
+    assert score_text(remembered) == (text, sizes)
+    assert [inner.loc for inner in remembered.ops] == [inner.loc for inner in read.ops]
+
+
 def test_text_reads_back() -> None:
     graph = parse_graph(TEXT)
     verify(graph)

@@ -75,6 +75,11 @@ KNOWN = {
     "calls of the library are summed in blocks": write(
         [Input((16, 24), "i8")], "torch.atan2(x0, x0)", "t0.mean((0, -1), keepdim=True)"
     ),
+    "what is written requires the gradients of what was there": Program(
+        (Input((4,), "f32", requires_grad=True), Input((2, 3), "f32", requires_grad=True)),
+        ("t0 = x1.softmax(0)", "t1 = x0 * 2", "t1.logical_not_()", "t2 = x0 * 3", "t2.zero_()"),
+        ("t1", "t2"),
+    ),
     "equal numbers have no deviation": write(
         [Input((130,), "f32", "expanded")], "F.layer_norm(x0, x0.shape[-1:])"
     ),

@@ -178,15 +178,6 @@ def _dropout_backward(draw: Draw) -> Op:
     return backward.DropoutBackward(grad, mask, draw.choice(1.0, 2.0, 1 / 0.9))
 
 
-def _lerp(draw: Draw) -> Op:
-    shape = draw.shape()
-    x, end = draw.value(shape), draw.value(_broadcast(draw, shape))
-    weight = draw.choice(0.1, 0.5, -3.0, 1, None)
-    return elementwise_arithmetic.Lerp(
-        x, end, draw.value(_broadcast(draw, shape)) if weight is None else weight
-    )
-
-
 def _triangle(kind: type[Op]) -> Case:
     def make(draw: Draw) -> Op:
         return kind(draw.value(draw.shape(2)), draw.choice(0, 1, -1, 3, -20, 20))  # type: ignore[call-arg]
@@ -439,9 +430,6 @@ CASES: dict[str, Case] = {
     "heaviside": _elementwise(elementwise_arithmetic.Heaviside, 2),
     "xlogy": _elementwise(elementwise_arithmetic.Xlogy, 2),
     "logaddexp": _elementwise(elementwise_arithmetic.LogAddExp, 2),
-    "addcmul": _elementwise(elementwise_arithmetic.Addcmul, 3, value=(1.0, 0.3)),
-    "addcdiv": _elementwise(elementwise_arithmetic.Addcdiv, 3, value=(1.0, 0.3)),
-    "lerp": _lerp,
     "tril": _triangle(LowerTriangle),
     "triu": _triangle(UpperTriangle),
     "var": _reduction(reduction.Variance, correction=(0.0, 1.0, 0.5, 9.0)),

@@ -162,7 +162,8 @@ def test_choice() -> None:
     large = choose(plain(8192), SMALL)
     assert not large.is_unfused
     assert large.reason == "computed in parts: all scores are 1024 MiB"
-    assert not choose(plain(), Target(has_attention=True)).is_unfused
+    for length in (1, 8, 65, 4096, symbol("s0")):
+        assert not choose(plain(length), Target(has_attention=True)).is_unfused
 
 
 def test_remarks_say_what_was_chosen() -> None:

@@ -13,8 +13,20 @@ from lynx.ir import DType
 from lynx.ir.dims import Dim, evaluate
 from lynx.ir.errors import CompileError
 from lynx.ir.kernel import Check, Kernel
-from lynx.ir.native import KernelCall, Matrix, NativeFunction, Pointer, ProductCall, Segment
+from lynx.ir.native import (
+    AttentionBackwardCall,
+    AttentionCall,
+    KernelCall,
+    Matrix,
+    NativeCall,
+    NativeFunction,
+    Pointer,
+    ProductCall,
+    Segment,
+    kernels_in,
+)
 from lynx.runtime.dtypes import torch_dtype
+from tests.runtime.interpreted_attention import attend
 
 
 def tensor_at(address: int, count: int, dtype: DType) -> torch.Tensor:
@@ -68,6 +80,20 @@ class Frame:
         b = self.matrix(call.b, call.dtype, (batch, k, n))
         out.copy_(out + a @ b if call.accumulate else a @ b)
 
+    def attention(self, call: AttentionCall | AttentionBackwardCall) -> None:
+        def flat(pointer: Pointer, count: int, dtype: DType) -> torch.Tensor:
+            return tensor_at(self.address(pointer), count, dtype)
+
+        attend(call, flat, self.dim, self.symbols)
+
+    def run(self, call: NativeCall) -> None:
+        if isinstance(call, ProductCall):
+            self.product(call)
+        elif isinstance(call, KernelCall):
+            self.kernel(call)
+        else:
+            self.attention(call)
+
 
 def check_apart(ranges: list[tuple[int, int, bool]]) -> None:
     """Assert that no buffer that is written overlaps another."""
@@ -83,17 +109,13 @@ def messages_of(kernels: list[Kernel]) -> tuple[str, ...]:
 
 
 def interpret(segment: Segment) -> NativeFunction:
-    kernels = [call.kernel for call in segment.calls if isinstance(call, KernelCall)]
-    messages = messages_of(kernels)
+    messages = messages_of([kernel for call in segment.calls for kernel in kernels_in(call)])
 
     def run(packed: bytes) -> int:
         frame = Frame(segment, packed)
         for call in segment.calls:
-            if isinstance(call, ProductCall):
-                frame.product(call)
-                continue
             try:
-                frame.kernel(call)
+                frame.run(call)
             except IndexError as error:
                 return 1 + messages.index(str(error))
         return 0
@@ -112,8 +134,8 @@ class Interpreter:
     def __call__(self, segments: tuple[Segment, ...]) -> tuple[NativeFunction, ...]:
         self.attempts += 1
         self.segments = segments
-        calls = [c for s in segments for c in s.calls if isinstance(c, KernelCall)]
-        failed = [call.kernel for call in calls if self.fails(call.kernel)]
+        kernels = [kernel for s in segments for call in s.calls for kernel in kernels_in(call)]
+        failed = [kernel for kernel in kernels if self.fails(kernel)]
         if failed:
             error = CompileError("build-failed", f"{len(failed)} kernels do not build")
             error.kernels = tuple(failed)  # type: ignore[attr-defined]  # as real compilers do

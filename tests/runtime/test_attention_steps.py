@@ -10,10 +10,11 @@ import torch
 from lynx.backends.c import compile_segments, has_compiler
 from lynx.backends.reference import call_of, evaluate
 from lynx.ir import Builder, DType, Graph, InputSpec, TensorType, Value
-from lynx.ir.native import AttentionBackwardCall, AttentionCall
+from lynx.ir.native import AttentionBackwardCall, AttentionCall, SegmentCompiler
 from lynx.ir.ops.attention import Attention, AttentionBackward
 from lynx.ir.ops.fusion import Region
 from lynx.runtime import Executable, build
+from tests.runtime.interpreted import Interpreter
 from tests.runtime.programs import compiled, laid_out
 from tests.samples.attention import biased, causal, merged, tabled
 from tests.strategies import inputs_for
@@ -53,12 +54,13 @@ def check(graph: Graph, run: Executable, given: list[Any]) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("native", [compile_segments, Interpreter()], ids=["c", "interpreted"])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize("name", REGIONS)
-def test_both_ways(name: str, sink: bool, turned: bool) -> None:
+def test_both_ways(name: str, sink: bool, turned: bool, native: SegmentCompiler) -> None:
     graph = program(REGIONS[name], sink=sink, turned=turned)
-    run = build(compiled(graph), call_of, native=compile_segments)
+    run = build(compiled(graph), call_of, native=native)
     assert not run.native.failures
     (placed,) = run.native.segments
     kinds = [type(call) for call in placed.segment.calls]
@@ -67,9 +69,10 @@ def test_both_ways(name: str, sink: bool, turned: bool) -> None:
         check(graph, run, inputs_for(graph, seed))
 
 
-def test_what_a_score_function_checks_is_checked() -> None:
+@pytest.mark.parametrize("native", [compile_segments, Interpreter()], ids=["c", "interpreted"])
+def test_what_a_score_function_checks_is_checked(native: SegmentCompiler) -> None:
     graph = program(tabled())
-    run = build(compiled(graph), call_of, native=compile_segments)
+    run = build(compiled(graph), call_of, native=native)
     assert len(run.native.segments[0].segment.calls) == 2
     given = inputs_for(graph, 0)
     given[4] = torch.randint(0, 9, given[4].shape)

@@ -30,6 +30,7 @@ from .plans import Factor, Layout, Placed, Plan, layout_of
 from .scores import score_of
 from .sites import Site
 from .tracing import Trace, dropout_probability, trace
+from .truths import is_truth
 from .weights import facts_of
 
 _LAYOUT = (Reshape, Permute, Unsqueeze, Squeeze, Broadcast, Slice, Cast, Copy)
@@ -109,7 +110,7 @@ class _Products:
         result = product * alpha if alpha is not None and alpha != 1 else product.clone()
         if first.added is None:
             return result
-        added: torch.Tensor = known(first.added)
+        added: torch.Tensor = known(first.added).to(result.dtype)
         return result + (added if beta == 1 else added * beta)
 
 
@@ -318,17 +319,26 @@ class _Planner:
             placed = self._given(space, item, at, "what weights are multiplied by")
             if isinstance(placed, float):
                 factors.append(Factor(placed))
-            elif {atom for dim in placed.dims for atom in dim} & keys:
-                if not self.fold:
-                    raise Refusal("weights are multiplied by something after they are normalized")
-            else:
+            elif not {atom for dim in placed.dims for atom in dim} & keys:
                 factors.append(Factor(placed.node, placed.dims))
+            elif not self.fold:
+                plan = self._with_uneven(plan, placed, kept)
         for condition, keeps in () if self.fold else weight.masks:
             kept.append(self._mask(space, tracker, condition))
             plan = dataclasses.replace(plan, keep_inverted=not keeps)
         if len(kept) > 1:
             raise Refusal("weights are masked several times")
         return dataclasses.replace(plan, keep=kept[0] if kept else None, factors=tuple(factors))
+
+    @staticmethod
+    def _with_uneven(plan: Plan, factor: Placed, kept: list[Placed]) -> Plan:
+        """Return a plan with a factor of normalized weights that is not the same for all keys."""
+        if is_truth(factor.node):
+            kept.append(factor)
+            return plan
+        if plan.layout.is_of_values(factor.dims):
+            return dataclasses.replace(plan, value_factors=(*plan.value_factors, factor))
+        raise Refusal("weights are multiplied by numbers after they are normalized")
 
     def _mask(self, space: Space, tracker: Tracker, condition: Value) -> Placed:
         at = _only(tracker, condition, "weights are masked in several ways")

@@ -86,8 +86,8 @@ def _sdpa(node: Node, insert: Inserter) -> Node:
         raise Refusal("whether it is causal or drops anything is known only when it runs")
     if dropped and traced(node).device.type != "cpu":
         raise Refusal("what it drops is drawn inside of it")
-    if any(traced(item).dim() < 3 for item in (q, k, v)):
-        raise Refusal("it has no batch")
+    if any(traced(item).dim() < 2 for item in (q, k, v)):
+        raise Refusal("queries, keys and values are no matrices")
     if given.get("enable_gqa"):
         k, v = (_repeated(insert, q, item) for item in (k, v))
     scores = insert.call(torch.matmul, q, insert.call(torch.transpose, k, -2, -1))

@@ -20,16 +20,22 @@ import torch.fx
 from lynx.compat import outside_tracing, size_hint
 from lynx.recognise.nodes import Node, Refusal, expression, tensor_of
 
-from .tracing import Replay, computing_dtype
+from .tracing import FULL, Replay, computing_dtype
+from .truths import is_truth
 
 TOLERANCE = 1e-4
 """How much results may differ, relative to the greatest of them."""
+
+PRECISE = 1e-7
+"""The same with twice the digits."""
 
 ROUGH = 4e-2
 """The same where results are rounded to less precision on the way."""
 
 LARGEST = 1 << 21
 """How many scores at most are computed in a check."""
+
+_RESULTS, _GRADIENTS = "it would not compute", "its gradients would not be"
 
 _SIZES = ((3, 5, 4, 7, 6, 2, 9), (4, 2, 6, 3, 8, 5, 10))
 """Sizes to try, for symbols in order."""
@@ -39,7 +45,8 @@ _SIZES = ((3, 5, 4, 7, 6, 2, 9), (4, 2, 6, 3, 8, 5, 10))
 class Computation:
     """Two ways to compute one thing: nodes in order, from the same sources.
 
-    `noise` is what a dropout among the nodes multiplies by, which both are given.
+    `dropouts` are given with what they multiply by, which both are given. What is `attended`,
+    queries, keys and values, holds ordinary numbers, other sources may be masks.
     """
 
     sources: tuple[Node, ...]
@@ -49,6 +56,7 @@ class Computation:
     result: Node
     dropouts: Mapping[Node, Node]
     scores: Node
+    attended: tuple[Node, ...]
 
 
 def closure(output: Node, sources: Sequence[Node]) -> tuple[list[Node], list[Node]]:
@@ -93,7 +101,7 @@ def _is_compared(computation: Computation, values: Mapping[str, int], precise: b
     try:
         with _quietly():
             for is_masked in (False, True):
-                _compare(computation, values, is_masked, precise)
+                _compare(_Trial(computation, values, is_masked), precise)
     except _Unsuitable:
         return False
     return True
@@ -154,33 +162,85 @@ def _score_count(computation: Computation, values: Mapping[str, int]) -> int:
     return math.prod(_number(size, values) for size in shape)
 
 
-def _compare(
-    computation: Computation, values: Mapping[str, int], is_masked: bool, precise: bool
-) -> None:
-    draw = _Draw(values, is_masked, precise)
-    known = {node: draw.value(node) for node in computation.sources}
-    noises = set(computation.dropouts.values())
-    for node in noises:
-        known[node] = draw.noise(node)
-    drops = computation.dropouts
+Results = Sequence[torch.Tensor]
+"""What is computed, and the gradients of what it is computed of."""
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A computation at some sizes, with masks that leave nothing of some rows or without."""
+
+    computation: Computation
+    values: Mapping[str, int]
+    is_masked: bool
+
+    def results(self, width: int) -> tuple[Results, Results]:
+        """Return what both ways compute with elements of so many bytes; 0: those of the model."""
+        computation = self.computation
+        draw = _Draw(self.values, self.is_masked, width, computation.attended)
+        known = {node: draw.value(node) for node in computation.sources}
+        drops = computation.dropouts
+        noises = set(drops.values())
+        for node in noises:
+            known[node] = draw.noise(node)
+        try:
+            theirs = _run(
+                computation.before, computation.output, known, noises,
+                lambda node, x: x * known[drops[node]], width,
+            )  # fmt: skip
+        except Exception as error:  # whatever a model does with such sizes
+            raise _Unsuitable from error
+        return theirs, _run(computation.after, computation.result, known, noises, None, width)
+
+    def reason(self, place: int) -> str:
+        """Return why it is refused, if the results at a place differ."""
+        where = " in rows of which masks leave nothing" if self.is_masked else ""
+        return f"{_GRADIENTS if place else _RESULTS} the same{where}"
+
+
+def _compare(trial: _Trial, precise: bool) -> None:
+    theirs, ours = trial.results(FULL if precise else 0)
+    place = _difference(ours, theirs, TOLERANCE if precise else ROUGH)
+    if place is not None and not (precise and _is_as_exact(trial, theirs, ours)):
+        raise Refusal(trial.reason(place))
+
+
+def says_difference(reason: str) -> bool:
+    """Whether a reason only says that other numbers came out."""
+    return reason.startswith((_RESULTS, _GRADIENTS))
+
+
+def _is_as_exact(trial: _Trial, theirs: Results, ours: Results) -> bool:
+    """Whether both ways compute the same with twice the digits, and ours loses no more of them."""
     try:
-        expected, wanted = _run(
-            computation.before, computation.output, known, noises,
-            lambda node, x: x * known[drops[node]], precise=precise,
-        )  # fmt: skip
-    except Exception as error:  # whatever a model does with such sizes
-        raise _Unsuitable from error
-    actual, found = _run(
-        computation.after, computation.result, known, noises, None, precise=precise
+        exact, more = trial.results(2 * FULL)
+    except (_Unsuitable, RuntimeError):
+        return False
+    if _difference(more, exact, PRECISE) is not None:
+        return False
+    is_rounded = trial.computation.scores.meta["example_value"].dtype.itemsize < FULL
+    tolerance = ROUGH if is_rounded else TOLERANCE
+    return all(
+        _error(a, x) <= max(tolerance * _scale_of(x), _error(b, x))
+        for a, b, x in zip(ours, theirs, exact, strict=True)
     )
-    tolerance = TOLERANCE if precise else ROUGH
-    if not _is_close(actual, expected, tolerance):
-        raise Refusal("it would not compute the same")
-    if expected.isnan().any():
-        return
-    for ours, theirs in zip(found, wanted, strict=True):
-        if not _is_close(ours, theirs, tolerance):
-            raise Refusal("its gradients would not be the same")
+
+
+def _difference(ours: Results, theirs: Results, tolerance: float) -> int | None:
+    """Return the place of the first results that differ: 0 is no gradient."""
+    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if not _is_close(a, b, tolerance):
+            return place
+        if b.isnan().any() and not place:
+            return None
+    return None
+
+
+def _error(actual: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the largest difference; infinity where one is a number and the other is none."""
+    apart = torch.where(actual == exact, 0.0, (actual.double() - exact).abs())
+    apart = torch.where(actual.isnan() & exact.isnan(), 0.0, apart).nan_to_num(nan=math.inf)
+    return float(apart.max()) if apart.numel() else 0.0
 
 
 def _run(
@@ -189,9 +249,8 @@ def _run(
     known: Mapping[Node, Any],
     noises: set[Node],
     drop: Any,
-    *,
-    precise: bool,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    width: int,
+) -> Results:
     """Return the result of nodes, and the gradients of sources for a gradient that is fixed."""
     given = dict(known)
     leaves: list[torch.Tensor] = []
@@ -201,14 +260,14 @@ def _run(
         if value.is_floating_point() and node.meta["example_value"].requires_grad:
             given[node] = value.detach().requires_grad_()
             leaves.append(given[node])
-    Replay(nodes, drop, keeps_precision=precise).run(nodes, given)
+    Replay(nodes, drop, least=width).run(nodes, given)
     result = given[output]
     if not leaves or not result.requires_grad:
-        return result.detach(), [torch.zeros_like(leaf) for leaf in leaves]
+        return [result.detach(), *(torch.zeros_like(leaf) for leaf in leaves)]
     count = torch.arange(result.numel(), dtype=result.dtype, device=result.device)
     incoming = (count * 0.7).sin().reshape(result.shape)
     found = torch.autograd.grad(result, leaves, incoming, allow_unused=True)
-    return result.detach(), [
+    return [result.detach()] + [
         torch.zeros_like(leaf) if gradient is None else gradient
         for leaf, gradient in zip(leaves, found, strict=True)
     ]
@@ -218,20 +277,25 @@ def _is_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) ->
     if actual.shape != expected.shape:
         return False
     actual, expected = actual.double(), expected.double()
+    atol = tolerance * _scale_of(expected)
+    return bool(torch.isclose(actual, expected, rtol=0, atol=atol, equal_nan=True).all())
+
+
+def _scale_of(expected: torch.Tensor) -> float:
     finite = expected[expected.isfinite()].abs()
-    scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
-    return bool(
-        torch.isclose(actual, expected, rtol=0, atol=tolerance * scale, equal_nan=True).all()
-    )
+    return max(1.0, float(finite.max())) if finite.numel() else 1.0
 
 
 class _Draw:
-    """Draws tensors like traced ones, the same for the same order."""
+    """Draws tensors like traced ones, the same for the same order, whatever their width."""
 
-    def __init__(self, values: Mapping[str, int], is_masked: bool, precise: bool) -> None:
+    def __init__(
+        self, values: Mapping[str, int], is_masked: bool, width: int, ordinary: Sequence[Node]
+    ) -> None:
         self.values = values
+        self.ordinary = set(ordinary)
         self.is_masked = is_masked
-        self.precise = precise
+        self.width = width
         self.generator = torch.Generator().manual_seed(0)
 
     def value(self, node: Node) -> Any:
@@ -244,26 +308,31 @@ class _Draw:
         if not isinstance(tensor_of(node), torch.Tensor):
             raise Refusal(f"'{node}' is no ordinary dense tensor")
         kept = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
-        drawn = self._drawn(kept, traced)
+        drawn = self._truth(kept, traced) if is_truth(node) else self._drawn(kept, node)
         held = torch.empty_strided(kept, strides, dtype=drawn.dtype, device=traced.device)
         return held.copy_(drawn).expand(shape)
 
-    def _drawn(self, shape: list[int], traced: torch.Tensor) -> torch.Tensor:
+    def _truth(self, shape: list[int], traced: torch.Tensor) -> torch.Tensor:
+        truth = torch.rand(shape, generator=self.generator) < 0.7
+        return self._with_empty_rows(truth, False, True).to(self._computing(traced.dtype))
+
+    def _drawn(self, shape: list[int], node: Node) -> torch.Tensor:
+        traced = node.meta["example_value"]
         uniform = torch.rand(shape, generator=self.generator)
-        if traced.dtype is torch.bool:
-            return self._with_empty_rows(uniform < 0.7, False)
         if not traced.is_floating_point():
-            return (uniform * 2).to(traced.dtype)
+            return self._with_empty_rows((uniform * 2).to(traced.dtype), 0, 1)
         wide = self._computing(traced.dtype)
-        if self.is_masked and not traced.requires_grad:
+        if self.is_masked and not traced.requires_grad and node not in self.ordinary:
             least = torch.finfo(traced.dtype).min
             masked = torch.where(uniform < 0.2, -math.inf, torch.where(uniform < 0.4, least, 0.0))
-            return self._with_empty_rows(masked.to(wide), -math.inf)
+            return self._with_empty_rows(masked.to(wide), -math.inf, 0.0)
         return torch.randn(shape, generator=self.generator).to(wide)
 
-    def _with_empty_rows(self, mask: torch.Tensor, value: Any) -> torch.Tensor:
-        if self.is_masked and mask.dim() and mask.shape[0]:
-            mask[-1] = value if mask.dim() > 1 else mask[-1]
+    def _with_empty_rows(self, mask: torch.Tensor, least: Any, most: Any) -> torch.Tensor:
+        """Let masks leave nothing of some rows, whichever of two values stands for that."""
+        if self.is_masked and mask.dim() > 1 and mask.numel():
+            mask[-1] = least
+            mask[(0,) * (mask.dim() - 1)] = most
         return mask
 
     def noise(self, node: Node) -> torch.Tensor:
@@ -276,7 +345,10 @@ class _Draw:
         return (kept.to(wide) / (1 - probability)).to(traced.device)
 
     def _computing(self, dtype: torch.dtype) -> torch.dtype:
-        return computing_dtype(dtype) if self.precise else dtype
+        if not dtype.is_floating_point:
+            return dtype
+        wide = torch.float64 if self.width > FULL else computing_dtype(dtype)
+        return wide if self.width else dtype
 
     @staticmethod
     def _constant(node: Node) -> Any:
@@ -288,4 +360,4 @@ class _Draw:
         return module
 
 
-__all__ = ["Computation", "Unchecked", "check", "closure"]
+__all__ = ["Computation", "Unchecked", "check", "closure", "says_difference"]

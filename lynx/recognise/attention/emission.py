@@ -138,6 +138,10 @@ def substitute(plan: Plan, insert: Inserter, output: Node, noise: Node | None) -
         (plan.v, (*shared, layout.keys, layout.values)),
     )
     q, k, v = (arranged(insert, sizes, _cast(insert, p, dtype), groups) for p, groups in placed)
+    for factor in plan.value_factors:
+        item = arranged(insert, sizes, _cast(insert, factor, dtype), (*shared, layout.keys, ()),
+                        complete=False)  # fmt: skip
+        v = insert.call(torch.mul, v, item)
     operands = [_operand(insert, node, dtype, traced(plan.q.node).device) for node in plan.operands]
     sink = _sink(plan, insert, sizes, dtype)
     keep = _keep(plan, insert, sizes, noise)
@@ -148,11 +152,11 @@ def substitute(plan: Plan, insert: Inserter, output: Node, noise: Node | None) -
     )  # fmt: skip
     result = insert.call(operator.getitem, both, 0)
     groups = (*layout.rows, layout.values)
-    for factor in plan.factors:
-        item = factor.item
-        if factor.dims is not None:
+    for scale in plan.factors:
+        item = scale.item
+        if scale.dims is not None:
             rows = (*layout.rows, ())
-            item = arranged(insert, sizes, Placed(factor.item, factor.dims), rows, complete=False)
+            item = arranged(insert, sizes, Placed(scale.item, scale.dims), rows, complete=False)
         result = insert.call(torch.mul, result, item)
     result = arranged(insert, sizes, Placed(result, groups), plan.out)
     if traced(result).dtype is not traced(output).dtype:
@@ -204,4 +208,6 @@ def _keep(plan: Plan, insert: Inserter, sizes: Sizes, noise: Node | None) -> Nod
         node = insert.call(torch.ne, noise, 0)
     elif plan.keep_inverted:
         node = insert.call(torch.logical_not, node)
+    elif traced(node).dtype is not torch.bool:
+        node = insert.call(torch.ne, node, 0)
     return arranged(insert, sizes, Placed(node, plan.keep.dims), plan.layout.scores)

@@ -49,6 +49,11 @@ class Layout:
         """The groups of scores."""
         return (*self.rows, self.keys)
 
+    def is_of_values(self, dims: Dims) -> bool:
+        """Whether something differs no more than values do."""
+        axes = {*self.batch, *self.shared, *self.keys}
+        return all(atom in axes for dim in dims for atom in dim)
+
 
 @dataclass(frozen=True)
 class Factor:
@@ -63,8 +68,8 @@ class Plan:
     """The operands of the operator and what is done to its result.
 
     `operands` are what the score function is given, as nodes; a dropout is given by its node and
-    the atoms of its dimensions. `out` are the atoms of the dimensions of the second product,
-    `dtype` the element type of the first.
+    the atoms of its dimensions. Values are multiplied by `value_factors` before. `out` are the
+    atoms of the dimensions of the second product, `dtype` the element type of the first.
     """
 
     q: Placed
@@ -82,6 +87,7 @@ class Plan:
     keep_inverted: bool = False
     zero_empty: bool = False
     factors: tuple[Factor, ...] = ()
+    value_factors: tuple[Placed, ...] = ()
     dtype: torch.dtype | None = None
 
 
@@ -103,6 +109,8 @@ def layout_of(
         raise Refusal("keys or values do not run along the axis of the softmax")
     both = [atom for atom in rows if atom in of_k or atom in of_v]
     free = [atom for atom in rows if atom not in both]
+    if not free and any(atom not in of_v for atom in both):
+        raise Refusal("every query has keys of its own")
     query = _query(free, keys)
     groups = tuple(atom for atom in free if atom not in query)
     has_head = len(both) > 1 or (bool(both) and bool(groups))

@@ -25,14 +25,24 @@ from lynx.recognise.nodes import (
 
 from .analysis import plans_for
 from .calls import is_call, written_out
-from .checking import Computation, Unchecked, check, closure
+from .checking import Computation, Unchecked, check, closure, says_difference
 from .emission import Sizes, substitute
+from .modules import is_module, open_modules
 from .plans import Placed, Plan
 from .shrinking import Lengths, lengths_of, renamed, shrunk
-from .sites import Site, is_softmax, possible_outputs, sites_of, without_scores
+from .sites import (
+    Site,
+    is_softmax,
+    leads_to_attention,
+    possible_outputs,
+    sites_of,
+    without_scores,
+)
+from .spellings import is_unused, respell
 from .structure import Known, Memory, structure_of, transferred
 from .tracing import dropout_probability, is_dropout
 from .vocabulary import EXPONENTIALS, LAYOUT, NORMALIZING, kind_of
+from .wording import description_of
 from .writes import Writes, targets_of, write_out_of_place
 
 SUBJECT = "attention"
@@ -45,18 +55,32 @@ def fuse_attention(graph: torch.fx.Graph, devices: Sequence[str]) -> Iterator[Re
     """
     if not devices:
         return
-    calls = [node for node in graph.nodes if is_call(node)]
-    if not calls and not any(kind_of(node) in EXPONENTIALS for node in graph.nodes):
+    if not any(_may_attend(node) for node in graph.nodes):
         return
     write_out_of_place(graph)
     fold_sizes(graph)
+    modules = open_modules(graph)
     memory = Memory(Writes(graph))
-    for node in calls:
+    for node in [node for node in graph.nodes if is_call(node)]:
         if _is_on(node, devices):
             yield Remark(SUBJECT, _fused_call(node, memory), location_of(node))
+    spellings = respell(graph)
+    yield from _fused_products(graph, devices, memory)
+    spellings.undo()
+    modules.undo()
+
+
+def _may_attend(node: Node) -> bool:
+    return is_call(node) or is_module(node) or kind_of(node) in EXPONENTIALS
+
+
+def _fused_products(
+    graph: torch.fx.Graph, devices: Sequence[str], memory: Memory
+) -> Iterator[Remark]:
+    """Replace pairs of products that are written out; say what was done."""
     done: set[Node] = set()
     for output, side, exponential in possible_outputs(graph):
-        if output in done or not _is_on(output, devices):
+        if output in done or not _is_on(output, devices) or is_unused(output):
             continue
         loc = location_of(output)
         message = _fused(output, side, exponential, memory)
@@ -84,9 +108,9 @@ def _fused_call(node: Node, memory: Memory) -> str:
         found = _try(site, reasons, memory)
         if found is not None:
             call.finish(*found)
-            return f"fused: {_description(found[0])}"
+            return f"fused: {description_of(found[0])}"
     call.undo()
-    return f"not fused: {reasons[0] if reasons else 'it is not understood'}"
+    return f"not fused: {_best(reasons) if reasons else 'it is not understood'}"
 
 
 def _fused(output: Node, side: int, exponential: Node, memory: Memory) -> str | None:
@@ -100,11 +124,16 @@ def _fused(output: Node, side: int, exponential: Node, memory: Memory) -> str | 
         for site in sites:
             found = _try(site, reasons, memory)
             if found is not None:
-                return f"fused: {_description(found[0])}"
+                return f"fused: {description_of(found[0])}"
     except Refusal as refusal:
         reasons.append(refusal.reason)
     is_named = kind_of(exponential) in NORMALIZING or any(is_softmax(s.path) for s in sites)
-    return f"not fused: {reasons[0]}" if reasons and is_named else None
+    return f"not fused: {_best(reasons)}" if reasons and is_named else None
+
+
+def _best(reasons: Sequence[str]) -> str:
+    """Return the reason that says most: that ways were tried and failed says little."""
+    return next((reason for reason in reasons if not says_difference(reason)), reasons[0])
 
 
 def _try(site: Site, reasons: list[str], memory: Memory) -> tuple[Plan, Node] | None:
@@ -187,7 +216,8 @@ def _is_dense(node: Node) -> bool:
 def _check_uses(site: Site, plan: Plan) -> None:
     """Check that operands are what they were, and that no gradient flows from elsewhere."""
     sources = [plan.q.node, plan.k.node, plan.v.node, *plan.operands]
-    sources += [p.node for p in (plan.sink, plan.keep) if isinstance(p, Placed)]
+    others = (plan.sink, plan.keep, *plan.value_factors)
+    sources += [p.node for p in others if isinstance(p, Placed)]
     node, *_ = closure(site.output, sources)[0]
     while node is not site.output:
         for target in targets_of(node):
@@ -200,7 +230,7 @@ def _check_uses(site: Site, plan: Plan) -> None:
         for user in item.users:
             if user in inside or value is None or not value.requires_grad or _is_number(user):
                 continue
-            if not _is_only_returned(user):
+            if not (_is_only_returned(user) or is_unused(user) or leads_to_attention(user)):
                 raise Refusal(f"'{item}' is also used by '{user}', with gradients")
 
 
@@ -221,13 +251,20 @@ def _is_only_returned(node: Node) -> bool:
         value = tensor_of(item)
         if value is not None and not value.requires_grad:
             continue
-        if kind_of(item) not in LAYOUT | {"to", "float", "type", "type_as"} or len(seen) > 64:
+        if not _is_rearranged(item) or len(seen) > 64:
             return False
         for user in item.users:
             if user not in seen:
                 seen.add(user)
                 stack.append(user)
     return True
+
+
+def _is_rearranged(node: Node) -> bool:
+    """Whether a node holds elements of another, or averages of some of them."""
+    kind = kind_of(node)
+    is_average = kind in ("mean", "sum") and len(node.args) + len(node.kwargs) > 1
+    return kind in LAYOUT | {"to", "float", "type", "type_as"} or is_average
 
 
 def _apply(site: Site, plan: Plan, *, is_checked: bool = False) -> Node:
@@ -260,7 +297,8 @@ def _apply(site: Site, plan: Plan, *, is_checked: bool = False) -> Node:
 def _check_numbers(
     site: Site, plan: Plan, insert: Inserter, result: Node, noise: Node | None
 ) -> None:
-    sources = [p.node for p in (plan.q, plan.k, plan.v, plan.sink, plan.keep) if
+    placed = (plan.q, plan.k, plan.v, plan.sink, plan.keep, *plan.value_factors)
+    sources = [p.node for p in placed if
                isinstance(p, Placed) and not (p is plan.keep and plan.is_dropout)]  # fmt: skip
     sources += plan.operands
     sources += [f.item for f in plan.factors if isinstance(f.item, Node)]
@@ -270,7 +308,7 @@ def _check_numbers(
     after = [node for node in insert.added if node not in given]
     computation = Computation(
         tuple(n for n in given if n is not noise), tuple(before), site.output, tuple(after),
-        result, dropouts, site.scores,
+        result, dropouts, site.scores, (plan.q.node, plan.k.node, plan.v.node),
     )  # fmt: skip
     try:
         check(computation)
@@ -375,17 +413,3 @@ def _remove(site: Site, plan: Plan, noise: Node | None) -> None:
             node.replace_all_uses_with(insert.call(torch.mul, node.args[0], noise))
         if not node.users:
             graph.erase_node(node)
-
-
-def _description(plan: Plan) -> str:
-    layout = plan.layout
-    parts = ["scores as they are" if not plan.score else "with a score function"]
-    if layout.shared != layout.heads:
-        parts.append("heads share keys")
-    if plan.sink is not None:
-        parts.append("sink")
-    if plan.is_dropout:
-        parts.append("dropout")
-    elif plan.keep is not None:
-        parts.append("masked weights")
-    return ", ".join(parts)

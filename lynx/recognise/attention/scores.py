@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lynx.ir.core import Graph, Op, Value
+from lynx.ir.core import Graph, Value
 from lynx.ir.dims import Dim, is_equal, product
 from lynx.ir.errors import LynxError
 from lynx.ir.ops.elementwise_arithmetic import Cast
@@ -13,21 +13,20 @@ from lynx.ir.ops.layout import Permute, Reshape
 from lynx.ir.score import score_text
 from lynx.ir.traversal import producers
 from lynx.ir.types import TensorType
-from lynx.passes import PassContext, parse_pipeline
+from lynx.passes import PassContext
 from lynx.passes.fusion.emit import why_not
 from lynx.recognise.nodes import Refusal
 
 from .axes import Atom, Dims
 from .plans import Groups, Layout
-
-_CLEAN = "canonicalize,cse,dce"
+from .tracing import CLEAN
 
 
 def rearranged(value: Value, before: Groups, after: Dims) -> Value:
     """Return a value whose dimensions run along other groups of the same atoms."""
     given, wanted = ([atom for group in groups for atom in group] for groups in (before, after))
     if sorted(map(repr, given)) != sorted(map(repr, wanted)):
-        raise Refusal("scores do not have all axes of the weights")
+        raise Refusal("scores lack axes of the weights: they are no products of queries with keys")
     value = _reshaped(value, [atom.size for atom in given])
     order = tuple(given.index(atom) for atom in wanted)
     if order != tuple(range(len(order))):
@@ -78,7 +77,7 @@ def _text(
         if reason:
             raise Refusal(f"'{op.name}', of which its scores are made, {reason}")
     graph = Graph("score", (dot, *operands), ops, (result,))
-    graph = parse_pipeline(_CLEAN).run(graph, PassContext(), (), verify=False)
+    graph = CLEAN.run(graph, PassContext(), (), verify=False)
     (end,) = graph.outputs
     assert end is not None
     if end is dot:
@@ -88,12 +87,8 @@ def _text(
     parameters = (dot, *(operands[n] for n in places))
     if any(not isinstance(value.type, TensorType) for value in parameters):
         raise Refusal("its scores depend on a number that is known only when it runs")
-    text, sizes = score_text(Region(parameters, _ops(graph.ops), (end,)))
+    text, sizes = score_text(Region(parameters, graph.ops, (end,)))
     return text, sizes, places
-
-
-def _ops(ops: Sequence[Op]) -> tuple[Op, ...]:
-    return tuple(ops)
 
 
 def dims_used(atoms: Sequence[Atom]) -> list[Dim]:

@@ -11,7 +11,15 @@ import torch.fx
 from lynx.recognise.nodes import Node, Refusal, tensor_of
 
 from .contractions import is_contraction, is_product
-from .vocabulary import EXPONENTIALS, NORMALIZING, WALKABLE, kind_of
+from .vocabulary import (
+    CASTS,
+    ELEMENTWISE,
+    EXPONENTIALS,
+    LAYOUT,
+    NORMALIZING,
+    WALKABLE,
+    kind_of,
+)
 
 REACH = 96
 """How many nodes may lie between a softmax and a product."""
@@ -66,6 +74,24 @@ def _products_behind(start: Node) -> list[tuple[Node, int]]:
                 seen.add(user)
                 stack.append(user)
     return found
+
+
+def leads_to_attention(node: Node) -> bool:
+    """Whether all that comes of scores is normalized, and multiplied by values then."""
+    seen = {node}
+    stack = [node]
+    while stack:
+        item = stack.pop()
+        if kind_of(item) in NORMALIZING:
+            if not _products_behind(item):
+                return False
+            continue
+        if kind_of(item) not in LAYOUT | CASTS | ELEMENTWISE or not item.users or len(seen) > REACH:
+            return False
+        new = [user for user in item.users if user not in seen]
+        seen.update(new)
+        stack += new
+    return True
 
 
 def _places(product: Node, operand: Node) -> list[int]:

@@ -109,6 +109,7 @@ def transferred(plan: Plan, before: Sequence[Node], after: Sequence[Node]) -> Pl
             operands=tuple(places[node] for node in plan.operands),
             sink=moved(plan.sink), keep=moved(plan.keep),
             factors=tuple(map(moved, plan.factors)),
+            value_factors=tuple(map(moved, plan.value_factors)),
         )  # fmt: skip
     except KeyError:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,14 +21,21 @@ from lynx.compat import (
 from lynx.importer import import_graph
 from lynx.ir.core import Graph, Value
 from lynx.ir.errors import LynxError
-from lynx.passes import PassContext, parse_pipeline
+from lynx.passes import PassContext, Pipeline
+from lynx.passes.canonicalize import Canonicalize
+from lynx.passes.cse import MergeCommonSubexpressions
+from lynx.passes.dce import RemoveDeadCode
 from lynx.recognise.nodes import Node, Refusal
 
 from .vocabulary import CASTS, DROPOUTS, kind_of
 
-_CLEAN = "canonicalize,cse,dce"
+CLEAN = Pipeline((Canonicalize(), MergeCommonSubexpressions(), RemoveDeadCode()))
+"""What makes traced graphs comparable."""
 
-_FULL = 4
+_ATTENTION = torch.ops.lynx.attention.default
+_NARROW = re.compile(r"\b(?:bf16|f16|f32)\b")
+
+FULL = 4
 """The bytes of an element of which no precision is left out."""
 
 
@@ -69,7 +77,8 @@ def dropout_probability(node: Node) -> float:
 class Replay:
     """Runs nodes on other values; conversions to less precision of what is on a path are left out.
 
-    `drop` is what to do for a dropout.
+    `drop` is what to do for a dropout. What is converted to elements of fewer bytes than `least`
+    stays as precise as it is.
     """
 
     def __init__(
@@ -77,11 +86,11 @@ class Replay:
         path: Sequence[Node],
         drop: Callable[[Node, torch.Tensor], torch.Tensor] | None = None,
         *,
-        keeps_precision: bool = True,
+        least: int = FULL,
     ) -> None:
         self.path = set(path)
         self.drop = drop
-        self.keeps_precision = keeps_precision
+        self.least = least
 
     def run(self, nodes: Sequence[Node], known: dict[Node, Any]) -> None:
         """Add what the nodes compute to what is known."""
@@ -96,25 +105,31 @@ class Replay:
         if node in self.path and given and isinstance(given[0], torch.Tensor):
             if self.drop is not None and is_dropout(node):
                 return self.drop(node, given[0])
-            if self.keeps_precision and kind_of(node) in CASTS:
+            if self.least and kind_of(node) in CASTS:
                 return self._converted(node, given, named)
-            if self.keeps_precision and named.get("dtype") is not None:
-                named = _without_rounding(given[0], named)
+            if self.least and named.get("dtype") is not None:
+                named = self._without_rounding(given[0], named)
+        if self.least > FULL and node.target is _ATTENTION:
+            given = [_with_wide_elements(item) if isinstance(item, str) else item for item in given]
         return called(node, given, named)
 
     def _converted(self, node: Node, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
         value, wanted = given[0], node.meta["example_value"].dtype
         if not value.is_floating_point() or not wanted.is_floating_point:
             return called(node, given, named)
-        return value if wanted.itemsize < _FULL else value.to(wanted)
+        return value if wanted.itemsize < self.least else value.to(wanted)
+
+    def _without_rounding(self, value: torch.Tensor, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of a call that converts first, but not to less precision."""
+        dtype = named["dtype"]
+        if dtype.is_floating_point and value.is_floating_point() and dtype.itemsize < self.least:
+            return {name: item for name, item in named.items() if name != "dtype"}
+        return named
 
 
-def _without_rounding(value: torch.Tensor, named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of a call that converts first, but not to less precision."""
-    dtype = named["dtype"]
-    if dtype.is_floating_point and value.is_floating_point() and dtype.itemsize < _FULL:
-        return {name: item for name, item in named.items() if name != "dtype"}
-    return named
+def _with_wide_elements(score: str) -> str:
+    """Return the text of a score function that computes with twice the digits."""
+    return _NARROW.sub("f64", score)
 
 
 def called(node: Node, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -164,7 +179,7 @@ def trace(
             known: dict[Node, Any] = dict(zip(given, rest, strict=False))
             noise = dict(zip(dropouts, rest[len(given) :], strict=True))
             replay = Replay(path, lambda node, x: x * noise[node],
-                            keeps_precision=value.dtype is not torch.float16)  # fmt: skip
+                            least=0 if value.dtype is torch.float16 else FULL)  # fmt: skip
             replay.run(inside, known)
             known[scores] = start(product, known.__getitem__)
             replay.run(path, known)
@@ -223,7 +238,7 @@ def _imported(
         graph = import_graph(module, "score")
         if graph.mutations:
             raise Refusal("what it computes changes its own operands")
-        graph = parse_pipeline(_CLEAN).run(graph, PassContext(), (), verify=False)
+        graph = CLEAN.run(graph, PassContext(), (), verify=False)
     except LynxError as error:
         raise Refusal(f"what lies between the two products is not understood: {error}") from error
     (result,) = graph.outputs

@@ -75,7 +75,7 @@ WALKABLE = (LAYOUT | CASTS | ELEMENTWISE | NORMALIZING | EXPONENTIALS | REDUCTIO
 CHEAP = (LAYOUT | CASTS | ELEMENTWISE | FACTORIES) - {"clone_", "setitem", "roll", "cat", "stack"}
 """What of masks and biases is better computed where it is used than kept."""
 
-_SPACES: tuple[Any, ...] = (torch.special, *OPERATOR_SPACES)
+_SPACES: tuple[Any, ...] = (torch.special, torch.linalg, *OPERATOR_SPACES)
 
 
 def kind_of(node: Node) -> str:
@@ -99,6 +99,7 @@ def _kind_of(node: Node) -> str:
     if str(getattr(target, "__module__", "")).endswith(("_ops", "ops.aten")):
         return plain
     for space in _SPACES:
-        if plain and getattr(space, plain, None) is target:
-            return plain.removeprefix("special_")
+        for word in (plain, plain.removeprefix("special_"), plain.removeprefix("linalg_")):
+            if word and getattr(space, word, None) is target:
+                return word.removeprefix("special_")
     return ""

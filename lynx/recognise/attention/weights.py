@@ -26,6 +26,9 @@ from .walk import Walk, apply, fact_rule, refusal
 TINY = 1e-6
 """What may be added to a sum of exponentials, to keep zeros from being divided by, and no more."""
 
+FARTHEST = 1000.0
+"""How far scores are from a row's maximum that make no difference, in any element type."""
+
 
 def _is_number(item: Any, value: float) -> bool:
     return isinstance(item, int | float) and not isinstance(item, bool) and item == value
@@ -168,6 +171,9 @@ def _subtract(walk: Walk, op: Any) -> Fact:
         return LogWeight(b.raw, b.axis, b.sink)
     if a is None and isinstance(b, Row) and not b.is_exponential:
         return Row(op.x)
+    if isinstance(a, Row) and isinstance(b, Raw) and not a.is_exponential and not b.is_shifted:
+        negated = apply(math_ops.Negate(op.y), {op.y: b.value})
+        return replace(b, value=negated, is_shifted=True)
     if all(fact is None or isinstance(fact, Raw) for fact in (a, b)) and not (
         isinstance(b, Raw) and b.is_shifted
     ):
@@ -222,7 +228,15 @@ def _clamp(walk: Walk, op: Any) -> Fact:
         return replace(fact, zero_empty=True)
     if isinstance(fact, Raw) and not fact.is_shifted:
         return walk.rebuilt(op)
+    if isinstance(fact, Raw) and fact.sink is None and _leaves_exponentials(op.min, op.max):
+        return fact
     raise refusal(op, [fact])
+
+
+def _leaves_exponentials(least: Any, most: Any) -> bool:
+    """Whether limits of shifted scores change nothing that is not zero or infinite anyway."""
+    is_low = least is None or (isinstance(least, int | float) and least <= -FARTHEST)
+    return is_low and (most is None or (isinstance(most, int | float) and most >= FARTHEST))
 
 
 @fact_rule(math_ops.Reciprocal)
@@ -424,6 +438,8 @@ def _compare(walk: Walk, op: Any) -> Fact:
     is_equality = isinstance(op, compare.Equal | compare.NotEqual)
     if isinstance(raw, Raw) and is_equality and _is_number(number, -math.inf):
         return Empty(raw, is_inverted=isinstance(op, compare.NotEqual))
+    if isinstance(a, Weight) and a.is_normalized and is_equality and op.x is op.y:
+        return Empty(a.raw, is_row=True, is_inverted=isinstance(op, compare.Equal))
     raise Refusal("a mask depends on the scores")
 
 
@@ -432,6 +448,15 @@ def _is_inf(walk: Walk, op: Any) -> Fact:
     fact = walk.of(op.x)
     if isinstance(fact, Raw):
         return Empty(fact)
+    raise Refusal("a mask depends on the scores")
+
+
+@fact_rule(compare.IsNan)
+def _is_nan(walk: Walk, op: Any) -> Fact:
+    """Weights are no numbers in rows of which all scores are negative infinity."""
+    fact = walk.of(op.x)
+    if isinstance(fact, Weight) and fact.is_normalized:
+        return Empty(fact.raw, is_row=True)
     raise Refusal("a mask depends on the scores")
 
 

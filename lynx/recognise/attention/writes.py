@@ -116,6 +116,14 @@ def _is_expanded(value: torch.Tensor | None) -> bool:
     )
 
 
+def _differs(value: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether what is written would be another kind of tensor by itself.
+
+    What requires gradients does so after every write, of truth values and constants too.
+    """
+    return value.shape != before.shape or (before.requires_grad and not value.requires_grad)
+
+
 def _replace(node: Node, target: Node, memory: _Memory) -> bool:
     insert = Inserter(node)
     try:
@@ -124,9 +132,10 @@ def _replace(node: Node, target: Node, memory: _Memory) -> bool:
         result = None
     before = tensor_of(target)
     value = None if result is None else tensor_of(result)
-    if result is None or value is None or before is None or value.shape != before.shape:
+    if value is None or before is None or _differs(value, before):
         insert.undo()
         return False
+    assert result is not None
     if value.dtype != before.dtype:
         result = insert.call("to", result, before.dtype)
     place = memory.places[node]
@@ -152,6 +161,10 @@ def _computed(node: Node, target: Node, insert: Inserter) -> Node | None:
         arguments = list(node.args[:3])
         named = {name: item for name, item in node.kwargs.items() if name != "inplace"}
         return insert.call(torch.nn.functional.dropout, *arguments, **named)
+    if kind in ("fill_", "zero_") and node.args[0] is target and not node.kwargs:
+        number = node.args[1] if kind == "fill_" else 0
+        is_number = isinstance(number, int | float)
+        return insert.call(torch.full_like, target, number) if is_number else None
     plain = kind.removesuffix("_")
     if kind == plain or plain not in ELEMENTWISE or node.kwargs.get("out") is not None:
         return None

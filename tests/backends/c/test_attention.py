@@ -190,6 +190,22 @@ def test_not_a_number_spreads_as_in_eager() -> None:
     assert out.isnan().sum() == out.shape[3]
 
 
+@pytest.mark.parametrize("name", ["causal", "causal_with_least", "additive_1e4"])
+def test_what_is_hidden_spreads_if_it_is_not_finite(name: str) -> None:
+    """A weight of zero times NaN or infinity is NaN, wherever that lies."""
+    (function,) = compile_segments((Run(ALL[name](sizes=SEVERAL), backward=True).segment(),))
+    for which, place, number in (
+        ("q", (0, 1, 3, 0), math.nan), ("k", (0, 1, 290, 2), math.nan),
+        ("v", (1, 0, 290, 1), math.nan), ("v", (1, 1, 5, 1), math.inf),
+        ("grad_out", (0, 1, 3, 0), math.nan),
+    ):  # fmt: skip
+        run = Run(ALL[name](sizes=SEVERAL), backward=True)
+        tensors = dict(zip("qkv", run.operands, strict=True), grad_out=run.grad_out)
+        tensors[which][place] = number
+        run.memory.again(function)
+        run.compare(LOOSE.get(name, 3.0))
+
+
 def test_a_mask_that_hides_little_is_computed_in_full() -> None:
     """Where the number filled in is not below the other scores, nothing may be skipped."""
     check(ALL["hidden_rows_with_1e4"](scale=30.0), backward=False, loose=30.0)

@@ -117,6 +117,11 @@ def inputs_of(name: str, dtype: DType) -> list[torch.Tensor]:
     if arity(name) == 1:
         return [values]
     pairs = pairs_of(values, len(SPECIAL) if dtype in FLOATS else 20)
+    if name == "fma":
+        # Sums that are near zero, others, and special numbers.
+        a, b = pairs
+        third = torch.where(torch.arange(a.numel()) % 2 == 0, -(a * b), a.flip(0))
+        return [a, b, third]
     if dtype not in FLOATS and name in ("floor_div", "trunc_div", "remainder", "fmod"):
         least = torch.iinfo(pairs[0].dtype).min
         # torch raises for 0, and the least number divided by -1 may trap there.

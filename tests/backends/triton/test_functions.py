@@ -80,7 +80,10 @@ def tensors_of(dtype: DType, names: list[str]) -> list[torch.Tensor]:
         function = FUNCTIONS[name]
         first, second = operands(dtype, name)
         choice = torch.arange(len(first)) % 2 == 0
-        found += [choice, first, second] if name == "where" else [first, second][: function.arity]
+        # Sums of every other are near zero.
+        third = torch.where(choice, -(first * second), first) if name == "fma" else first
+        given = [first, second, third][: function.arity]
+        found += [choice, first, second] if name == "where" else given
         kind = torch.bool if function.is_predicate else torch_type(dtype)
         found.append(torch.zeros(len(first), dtype=kind))
     return found
