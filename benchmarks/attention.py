@@ -69,6 +69,8 @@ def compare(ways: dict[str, Callable[[], Any]], rounds: int) -> str:
         for name, run in ways.items():
             start = time.perf_counter()
             run()
+            if torch.get_default_device().type == "cuda":
+                torch.cuda.synchronize()
             seconds[name].append(time.perf_counter() - start)
     first, *others = ways
     parts = [f"{first} {statistics.median(seconds[first]) * 1e3:8.2f} ms"]
@@ -111,9 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eager", type=int, default=1024, help="the longest length for eager")
     parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--device", default="cpu", help="where tensors are: cpu or cuda")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
+    if options.device != "cpu":
+        torch.set_default_device(options.device)
     for dtype in (getattr(torch, name) for name in options.types.split(",")):
         for length in map(int, options.lengths.split(",")):
             for depth in map(int, options.depths.split(",")):

@@ -2,7 +2,8 @@
 
 The algorithm is that of FlashAttention-2 (Dao, 2023), in base 2. What was skipped because a mask
 hides it is taken into account afterwards where it matters: in rows that see so little that what a
-finite number hides counts.
+finite number hides counts. Unlike in eager, a hidden key or value that is not a number does not
+spread: what is skipped is not read, as in the libraries.
 """
 
 from __future__ import annotations
