@@ -96,11 +96,12 @@ class ScoreKernels:
     """Finds for a kernel the first one that is equal to it, so that equal calls are equal."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Kernel] = {}
+        self._known: dict[tuple[str, ...], Kernel] = {}
 
     def of(self, kernel: Kernel) -> Kernel:
-        """Return the first kernel that is equal."""
-        return self._known.setdefault(kernel_key(kernel), kernel)
+        """Return the first kernel that is equal, with buffers of the same names."""
+        names = (buffer.name for buffer in kernel.buffers)
+        return self._known.setdefault((kernel_key(kernel), *names), kernel)
 
 
 def attention_step(
