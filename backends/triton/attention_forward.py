@@ -257,5 +257,9 @@ def printed(
         f'    """{summary}"""',
     ]
     text = "\n".join([*lines, *writer.hoisted, *writer.lines]) + "\n"
-    launch: dict[str, int | bool] = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    launch: dict[str, int | bool] = {
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+        "enable_fp_fusion": True,
+    }
     return PrintedStage(name, text, parameters, constants, (grid,), launch)
