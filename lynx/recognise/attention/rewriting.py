@@ -119,7 +119,8 @@ def _fused(output: Node, side: int, exponential: Node, memory: Memory) -> str | 
     sites: list[Site] = []
     try:
         sites = sites_of(output, side)
-        if not sites and kind_of(exponential) in NORMALIZING:
+        is_written = "lynx_respelled" not in output.meta
+        if not sites and is_written and kind_of(exponential) in NORMALIZING:
             raise without_scores(exponential)
         for site in sites:
             found = _try(site, reasons, memory)
