@@ -309,7 +309,7 @@ def _check_numbers(
     after = [node for node in insert.added if node not in given]
     computation = Computation(
         tuple(n for n in given if n is not noise), tuple(before), site.output, tuple(after),
-        result, dropouts, site.scores, (plan.q.node, plan.k.node, plan.v.node),
+        result, dropouts, site.scores, plan.numbers,
     )  # fmt: skip
     try:
         check(computation)
