@@ -222,7 +222,7 @@ class _Splitter:
         last = max((stage for stage, _ in self.effects), default=-1)
         for stage in range(last + 1):
             effects = [effect for at, effect in self.effects if at == stage]
-            nests.extend(_Grouping(self.sizes, effects).nests())
+            nests.extend(_Grouping(self.sizes, effects, self.in_place).nests())
         return Plan(_in_safe_order(nests, self.in_place), self.scratch)
 
 
@@ -241,9 +241,12 @@ class _Group:
 class _Grouping:
     """Puts effects into common nests where each can run once for each point of its own."""
 
-    def __init__(self, sizes: dict[str, Dim], effects: list[Effect]) -> None:
+    def __init__(
+        self, sizes: dict[str, Dim], effects: list[Effect], in_place: dict[Buffer, None]
+    ) -> None:
         self.sizes = sizes
         self.effects = effects
+        self.in_place = in_place
         self.groups: list[_Group] = []
         self.last_writer: dict[Buffer, int] = {}
 
@@ -257,6 +260,8 @@ class _Grouping:
             places = {
                 place for axis in alone.axes for place in by_axes.get(axis, ()) if place >= first
             } or (set(range(first, len(self.groups))) if not alone.axes else set())
+            if isinstance(effect, Store) and effect.buffer in self.in_place:
+                places = {place for place in places if self._may_be_last(place)}
             place = next((p for p in sorted(places) if self._join(self.groups[p], alone)), None)
             if place is None:
                 place = len(self.groups)
@@ -288,6 +293,14 @@ class _Grouping:
             if isinstance(effect, Store) and effect.buffer is store.buffer
         )
         return writer if same else writer + 1
+
+    def _may_be_last(self, place: int) -> bool:
+        """Whether no other group writes over what this one writes: what overwrites runs last."""
+        return all(
+            self.last_writer[effect.buffer] <= place
+            for effect in self.groups[place].effects
+            if isinstance(effect, Store)
+        )
 
     def _join(self, group: _Group, other: _Group) -> bool:
         if group.is_sequential or other.is_sequential:
@@ -354,7 +367,10 @@ def _in_safe_order(nests: list[Nest], in_place: dict[Buffer, None]) -> list[Nest
     """Let each buffer be read before the nest that overwrites what it reads."""
     if not in_place:
         return nests
+    before = _writers(nests)
     nests = sorted(nests, key=lambda nest: _overwrites(nest, in_place))
+    if _writers(nests) != before:
+        raise CompileError("kernel-order", "a buffer would be overwritten before it is written")
     loads = [{i.buffer for i in nest.body if isinstance(i, Load)} for nest in nests]
     stores = [{e.buffer for e in nest.effects if isinstance(e, Store)} for nest in nests]
     for position, nest in enumerate(nests):
@@ -365,6 +381,15 @@ def _in_safe_order(nests: list[Nest], in_place: dict[Buffer, None]) -> list[Nest
                     "kernel-order", "a buffer that is overwritten is read by a later loop nest"
                 )
     return nests
+
+
+def _writers(nests: list[Nest]) -> dict[Buffer, list[int]]:
+    """Return the nests that write each buffer, in order."""
+    found: dict[Buffer, list[int]] = {}
+    for nest in nests:
+        for buffer in dict.fromkeys(e.buffer for e in nest.effects if isinstance(e, Store)):
+            found.setdefault(buffer, []).append(id(nest))
+    return found
 
 
 def _overwrites(nest: Nest, in_place: dict[Buffer, None]) -> bool:

@@ -96,23 +96,37 @@ class ChooseAttention:
 def choose(op: Attending, target: Target) -> Choice:
     """Return how an attention is computed on a machine: whole wherever there is a kernel for it.
 
-    Short sequences are no exception. On two threads of a CPU with AVX2 the kernel takes this part
-    of the time of products and softmax (medians of 31 rounds, both in turn; a repeated measurement
-    may be off by 0.1): one query of `f32` 0.68 to 0.77, of `bf16` 0.66; 8 queries and 300 keys
-    0.9; with a causal mask 0.34 to 0.38; with gradients from 16 to 256 queries 0.78 to 0.92, of
-    `bf16` 0.89 to 1.02. Without mask and gradients, `f32` of 16 to 256 queries and depths of 32 to
-    128 come out between 0.79 and 1.18, 1.02 in the median, with no rule by heads or depth; and
-    the scores need no memory.
+    Short sequences are no exception, but gradients of a single query are, for which packing keys
+    and values does not pay. On two threads of a CPU with AVX2 the kernels take this part of the
+    time of products and softmax (medians of 31 rounds, both in turn; a repeated measurement may be
+    off by 0.1): one query of `f32` 0.68 to 0.77, of `bf16` 0.66; 8 queries and 300 keys 0.9; with a
+    causal mask 0.34 to 0.38; with gradients from 16 to 256 queries 0.78 to 0.92, of `bf16` 0.89 to
+    1.02; with gradients of 2 to 8 queries 0.85 to 1.23, but of one query 1.7 to 2.1. Without mask
+    and gradients, `f32` of 16 to 256 queries and depths of 32 to 128 come out between 0.79 and
+    1.18, 1.02 in the median, with no rule by heads or depth; and the scores need no memory.
     """
+    nbytes = op.dot_type.nbytes
+    is_large = isinstance(nbytes, int) and nbytes > MOST_BYTES
     if target.has_attention:
-        reason = why_not_on_device(op, target) if target.launches else ""
+        reason = _why_no_kernel(op, target, is_large=is_large)
         if not reason:
             return Choice(False, "computed by a kernel of its own")
-        return Choice(True, f"computed by products and softmax: {reason}")
-    nbytes = op.dot_type.nbytes
-    if isinstance(nbytes, int) and nbytes > MOST_BYTES:
+        if not is_large:
+            return Choice(True, f"computed by products and softmax: {reason}")
+    if isinstance(nbytes, int) and is_large:
         return Choice(False, f"computed in parts: all scores are {nbytes >> 20} MiB")
     return Choice(True, "computed by products and softmax: no kernel of its own for this machine")
+
+
+def _why_no_kernel(op: Attending, target: Target, *, is_large: bool) -> str:
+    """Return why the kernel that a machine has is not taken, empty if it is."""
+    if target.launches:
+        return why_not_on_device(op, target)
+    queries = op.q.shape[2]
+    is_single = isinstance(queries, int) and queries == 1
+    if isinstance(op, AttentionBackward) and is_single and target.is_cpu and not is_large:
+        return "gradients of a single query"
+    return ""
 
 
 def _expanded(op: Attending, target: Target) -> Rewritten:

@@ -47,6 +47,27 @@ def idiom(draw: Draw = heads) -> Callable[[Callable[..., Any]], Callable[..., An
     return register
 
 
+def forms_in(idioms: list[Idiom]) -> Callable[..., Callable[[Callable[..., Any]], Any]]:
+    """Return a decorator that adds functions to a list of their own."""
+
+    def form(draw: Draw = heads, count: int = 1) -> Callable[[Callable[..., Any]], Any]:
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            idioms.append(Idiom(function, draw, count))
+            return function
+
+        return register
+
+    return form
+
+
+def extra(*more: Callable[[int, int, torch.dtype], Tensor]) -> Draw:
+    return lambda b, n, d: (*heads(b, n, d), *(one(b, n, d) for one in more))
+
+
+def of_length(length: int) -> Draw:
+    return lambda b, _, d: heads(b, length, d)
+
+
 def with_padding(batch: int, length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     mask = torch.ones(batch, length, dtype=torch.int64)
     mask[-1, length - 3 :] = 0

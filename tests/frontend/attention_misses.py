@@ -193,3 +193,93 @@ def row_statistics(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def shifted_before_a_curve(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.mT
     return torch.tanh(scores - scores.amax(-1, keepdim=True)).softmax(-1) @ v
+
+
+@miss("every query has keys of its own", lambda b, n, d: (*heads(b, n, d), drawn(d, 4, 4)))
+def scores_of_heads_are_mixed(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
+    return torch.einsum("bhqk,hg->bgqk", q @ k.mT * 0.25, mix).softmax(-1) @ v
+
+
+@miss("no product of queries and keys", lambda b, n, d: (*heads(b, n, d), drawn(d, 4, 4)))
+def scores_of_heads_are_projected(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
+    scores = F.linear((q @ k.mT * 0.25).permute(0, 2, 3, 1), mix).permute(0, 3, 1, 2)
+    return scores.softmax(-1) @ v
+
+
+@miss("no product of queries and keys")
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+
+@miss("")
+def linear_attention_of_features(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    return (q @ (k.mT @ v)) / (q @ k.sum(-2, keepdim=True).mT)
+
+
+@miss("multiplied by numbers", lambda b, n, d: (*heads(b, n, d), torch.ones(n, n).tril().to(d)))
+def weights_times_numbers(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return ((q @ k.mT).softmax(-1) * mask) @ v
+
+
+@miss(
+    "no products of queries with keys",
+    lambda b, n, d: (drawn(d, n, 16), drawn(d, 16), drawn(d, 16), torch.ones(n, n).bool().tril()),
+)
+def graph_attention(x: Tensor, a: Tensor, b: Tensor, edges: Tensor) -> Tensor:
+    scores = F.leaky_relu((x @ a)[:, None] + (x @ b)[None, :], 0.2)
+    return scores.masked_fill(~edges, -9e15).softmax(-1) @ x
+
+
+@miss("every query has keys of its own", lambda b, n, d: (*rows(b, n, d)[:2], drawn(d, 16)))
+def additive_attention(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    return (torch.tanh(q[:, :, None] + k[:, None]) @ w).softmax(-1) @ k
+
+
+@miss("no product of queries and keys", lambda b, n, d: (rows(b, n, d)[0], drawn(d, n, n)))
+def learned_weights(x: Tensor, weights: Tensor) -> Tensor:
+    return weights.softmax(-1) @ x
+
+
+@miss("not one of two tensors", lambda b, n, d: (*heads(b, n, d), drawn(d, 16, 16)))
+def three_factors(q: Tensor, k: Tensor, v: Tensor, form: Tensor) -> Tensor:
+    return torch.einsum("bhqd,de,bhke->bhqk", q, form, k).softmax(-1) @ v
+
+
+@miss("")
+def retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    place = torch.arange(q.shape[-2])
+    distance = place[:, None] - place
+    weights = (q @ k.mT) * torch.where(distance >= 0, 0.9 ** distance.clamp_min(0), 0.0)
+    return (weights / weights.detach().abs().sum(-1, keepdim=True).clamp(min=1)) @ v
+
+
+@miss("", lambda b, n, d: (*heads(b, n, d), drawn(d, b, 4, n, 1)))
+def gated_memory(q: Tensor, k: Tensor, v: Tensor, forget: Tensor) -> Tensor:
+    total = F.logsigmoid(forget).cumsum(-2)
+    decay = (total - total.mT).masked_fill(torch.ones(9, 9).bool().triu(1), float("-inf"))
+    most = decay.amax(-1, keepdim=True)
+    weights = (q @ k.mT * 0.25) * (decay - most).exp()
+    norm = torch.maximum(weights.sum(-1, keepdim=True).abs(), (-most).exp())
+    return (weights / (norm + 1e-6)) @ v
+
+
+@miss("")
+def softmax_in_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    most = q.new_full((*q.shape[:3], 1), float("-inf"))
+    total, out = torch.zeros_like(most), torch.zeros_like(q)
+    for start in range(0, 9, 3):
+        scores = q @ k[:, :, start : start + 3].mT * 0.25
+        larger = torch.maximum(most, scores.amax(-1, keepdim=True))
+        weights, decay = (scores - larger).exp(), (most - larger).exp()
+        total = total * decay + weights.sum(-1, keepdim=True)
+        out, most = out * decay + weights @ v[:, :, start : start + 3], larger
+    return out / total
+
+
+@miss("transform of torch.func")
+def mapped_over_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT * 0.25).softmax(-1) @ v
+
+    return torch.vmap(torch.vmap(attend))(q, k, v)

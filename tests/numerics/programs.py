@@ -42,7 +42,7 @@ _JUMPS = re.compile(
     r" [<>=!]=? |bool\(|sign|heaviside|argsort|logical_|isnan|isinf|isfinite|nan_to_num"
 )
 _ROUNDS = re.compile(
-    r"exp_|tanh_|sigmoid_|addcmul_|lerp_|cumsum_|alpha|index_add_|\] \+= |scatter_reduce|expanded"
+    r"exp_|tanh_|sigmoid_|cumsum_|alpha|index_add_|\] \+= |scatter_reduce|expanded"
 )
 
 # What eager raises for operands that it does not take.

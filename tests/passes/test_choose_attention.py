@@ -166,6 +166,17 @@ def test_choice() -> None:
         assert not choose(plain(length), Target(has_attention=True)).is_unfused
 
 
+def test_gradients_of_a_single_query_are_taken_apart() -> None:
+    target = Target(has_attention=True)
+    for queries, is_unfused in ((1, True), (2, False), (symbol("s0"), False)):
+        forward = plain(queries)
+        given = (forward.q, forward.k, forward.v, (), None, None)
+        out, lse = forward.results
+        back = AttentionBackward(*given, out, None, out, lse, wanted=(True, True, True, False))
+        assert choose(back, target).is_unfused is is_unfused
+        assert not choose(back, dataclasses.replace(target, launches=True)).is_unfused
+
+
 def test_remarks_say_what_was_chosen() -> None:
     context = PassContext()
     expanded(plain(), context)

@@ -45,8 +45,8 @@ _SIZES = ((3, 5, 4, 7, 6, 2, 9), (4, 2, 6, 3, 8, 5, 10))
 class Computation:
     """Two ways to compute one thing: nodes in order, from the same sources.
 
-    `dropouts` are given with what they multiply by, which both are given. What is `attended`,
-    queries, keys and values, holds ordinary numbers, other sources may be masks.
+    `dropouts` are given with what they multiply by, which both are given. `numbers` hold
+    ordinary ones, other sources may be masks.
     """
 
     sources: tuple[Node, ...]
@@ -56,7 +56,7 @@ class Computation:
     result: Node
     dropouts: Mapping[Node, Node]
     scores: Node
-    attended: tuple[Node, ...]
+    numbers: tuple[Node, ...]
 
 
 def closure(output: Node, sources: Sequence[Node]) -> tuple[list[Node], list[Node]]:
@@ -177,7 +177,7 @@ class _Trial:
     def results(self, width: int) -> tuple[Results, Results]:
         """Return what both ways compute with elements of so many bytes; 0: those of the model."""
         computation = self.computation
-        draw = _Draw(self.values, self.is_masked, width, computation.attended)
+        draw = _Draw(self.values, self.is_masked, width, computation.numbers)
         known = {node: draw.value(node) for node in computation.sources}
         drops = computation.dropouts
         noises = set(drops.values())

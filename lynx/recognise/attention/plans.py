@@ -90,6 +90,13 @@ class Plan:
     value_factors: tuple[Placed, ...] = ()
     dtype: torch.dtype | None = None
 
+    @property
+    def numbers(self) -> tuple[Node, ...]:
+        """The operands that are multiplied, and hence no masks that are added."""
+        factors = (factor.item for factor in self.factors if isinstance(factor.item, Node))
+        placed = (self.q, self.k, self.v, *self.value_factors)
+        return (*(item.node for item in placed), *factors)
+
 
 def layout_of(
     weights: Dims,

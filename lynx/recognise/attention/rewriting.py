@@ -119,7 +119,8 @@ def _fused(output: Node, side: int, exponential: Node, memory: Memory) -> str | 
     sites: list[Site] = []
     try:
         sites = sites_of(output, side)
-        if not sites and kind_of(exponential) in NORMALIZING:
+        is_written = "lynx_respelled" not in output.meta
+        if not sites and is_written and kind_of(exponential) in NORMALIZING:
             raise without_scores(exponential)
         for site in sites:
             found = _try(site, reasons, memory)
@@ -308,7 +309,7 @@ def _check_numbers(
     after = [node for node in insert.added if node not in given]
     computation = Computation(
         tuple(n for n in given if n is not noise), tuple(before), site.output, tuple(after),
-        result, dropouts, site.scores, (plan.q.node, plan.k.node, plan.v.node),
+        result, dropouts, site.scores, plan.numbers,
     )  # fmt: skip
     try:
         check(computation)

@@ -91,8 +91,8 @@ def is_unused(node: Node) -> bool:
 class _Near:
     """The nodes of which exponentials are made, and what is made of them, up to products."""
 
-    before: Mapping[Node, None]
-    after: Mapping[Node, None]
+    before: dict[Node, None]
+    after: dict[Node, None]
 
     @classmethod
     def of(cls, graph: torch.fx.Graph) -> _Near:
@@ -133,6 +133,7 @@ def respell(graph: torch.fx.Graph) -> Spellings:
         node.replace_all_uses_with(made)
         for added in insert.added:
             near.after[added] = None
+            added.meta["lynx_respelled"] = True
         spellings.pairs.append((node, made, insert))
     return spellings
 
@@ -247,11 +248,11 @@ def _inner(node: Node, insert: Inserter, near: _Near) -> Node | None:
 def _einsum(node: Node, insert: Inserter, _: _Near) -> Node | None:
     """Write sublists as letters, and multiply one operand by a third that has its axes only."""
     equation, operands = _equation(node)
-    terms, _, result = equation.partition("->")
+    terms, arrow, result = equation.partition("->")
     labels = terms.split(",")
     if node.args[0] == equation and len(operands) == 2:
         return None
-    if "->" not in equation or "." in equation or len(labels) != len(operands):
+    if not arrow or "." in equation or len(labels) != len(operands):
         return None
     while len(operands) > 2:
         place = _factor(labels)
@@ -400,7 +401,8 @@ def _distributed(node: Node, insert: Inserter, near: _Near) -> Node | None:
         shape = traced(weights).shape
         if not all(is_same_shape(traced(x).shape, shape) for x in parts) or len(set(parts)) != 2:
             continue
-        if any(kind_of(x) in ("exp", "log_softmax", "logsumexp") for x in parts):
+        operands = [x for x in parts if isinstance(x, Node)]
+        if any(kind_of(x) in ("exp", "log_softmax", "logsumexp") for x in operands):
             continue
         function: Any = node.target
         products = [

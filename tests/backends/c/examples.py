@@ -238,6 +238,19 @@ def scaled_in_place(n: Dim, m: Dim) -> Kernel:
     return b.build("in_place")
 
 
+def scattered_beside_in_place(n: Dim, m: Dim) -> Kernel:
+    """Zeros that are partly overwritten by what is made of a buffer that is overwritten, too."""
+    b = Sheet(n, m)
+    place = b.read("index", "i", dtype=I64)
+    out = b.buffer("out", F32, b.extent(("i",)), is_written=True)
+    x = b.buffer("x", F32, b.extent(("i",)), is_written=True)
+    value = b.load(x, row_major(b, "i"))
+    b.store(out, row_major(b, "i"), b.constant(0.0, F32))
+    b.store(out, Index((Term(place),)), b.f("mul", value, 2.0), combine="last")
+    b.store(x, row_major(b, "i"), b.f("add", value, 1.0))
+    return b.build("scattered_beside_in_place")
+
+
 def joined(n: Dim, m: Dim) -> Kernel:
     """Two tensors side by side, and zeros that are partly overwritten."""
     b = Sheet(n, m)
@@ -331,7 +344,7 @@ EXAMPLES: list[Example] = [
     sum_of_sums,
     normalized, sums_of_both, extremes, transposed, gelu_in_half, embedding_gradient, histogram,
     sums_by_group, rows_replaced,
-    scaled_in_place, joined, shifted,
+    scaled_in_place, scattered_beside_in_place, joined, shifted,
     joined_rows, joined_columns, triangle, framed,
 ]  # fmt: skip
 
