@@ -67,10 +67,12 @@ class ChooseAttention:
         for op in module.ops:
             made = op.replace_operands(mapping)
             if isinstance(op, Attending):
-                choice = self._choose(op, context.target)
+                primitive = _with_primitive_score(made, context)
+                assert isinstance(primitive, Attending), primitive
+                choice = self._choose(primitive, context.target)
                 context.remarks.append(Remark(SUBJECT, choice.reason, op.loc))
                 if not choice.is_unfused:
-                    made = _with_primitive_score(made, context)
+                    made = primitive
             ops.append(made)
             if made is not op:
                 mapping.update(zip(op.results, made.results, strict=True))
