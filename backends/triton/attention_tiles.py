@@ -21,7 +21,7 @@ _Table = dict[str, tuple[Tiles, Tiles, Tiles]]
 _LOW: _Table = {
     "forward": (Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2)),
     "rows": (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(32, 32, 4, 2)),
-    "keys": (Tiles(64, 128, 8, 2), Tiles(32, 128, 8, 2), Tiles(32, 32, 8, 2)),
+    "keys": (Tiles(32, 128, 8, 2), Tiles(32, 128, 8, 2), Tiles(32, 32, 8, 2)),
     "queries": (Tiles(64, 64, 4, 2), Tiles(128, 32, 8, 2), Tiles(32, 32, 8, 2)),
 }
 _WIDE: _Table = {
