@@ -222,7 +222,7 @@ INLINE void OWN(take_tile)(const struct attention *x, struct OWN(packs) p, struc
 #endif
 #if WANTS_Q
   TYPED(multiply_tile)(padded, x->padded_inner, n, w.grads, w.key_terms + from * COLUMNS,
-                       (TILE_KEYS + COLUMNS) * COLUMNS, of_q + q0 * x->padded_inner);
+                       (TILE_KEYS + COLUMNS) * COLUMNS, COLUMNS, of_q + q0 * x->padded_inner);
 #endif
 }
 

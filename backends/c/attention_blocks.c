@@ -11,13 +11,14 @@ typedef whole TYPED(bits) __attribute__((vector_size(VECTOR_BYTES)));
 
 /* c = a b, or c += a b, for ROWS rows and COLUMNS columns. */
 INLINE void TYPED(micro)(i64 depth, const real *restrict a, i64 a_row, i64 a_term,
-                         const real *restrict b, real *restrict c, i64 c_row, int adds) {
+                         const real *restrict b, i64 b_term, real *restrict c, i64 c_row,
+                         int adds) {
   TYPED(vector) sum[ROWS][VECTORS];
   EACH (int i = 0; i < ROWS; i++)
     EACH (int j = 0; j < VECTORS; j++) sum[i][j] = (TYPED(vector)){0};
-  for (i64 term = 0; term < depth; term++, a += a_term, b += COLUMNS) {
+  for (i64 term = 0; term < depth; term++, a += a_term, b += b_term) {
     TYPED(vector) row[VECTORS];
-    EACH (int j = 0; j < VECTORS; j++) row[j] = *(const TYPED(vector) *)(b + j * LANES);
+    EACH (int j = 0; j < VECTORS; j++) row[j] = *(const TYPED(anywhere) *)(b + j * LANES);
     EACH (int i = 0; i < ROWS; i++)
       EACH (int j = 0; j < VECTORS; j++) sum[i][j] += a[i * a_row] * row[j];
   }
@@ -34,17 +35,17 @@ NOINLINE void TYPED(multiply_slivers)(i64 rows, i64 columns, i64 depth, const re
   for (i64 j = 0; j < columns; j += COLUMNS, b += COLUMNS * depth) {
     const real *from = a;
     for (i64 i = 0; i < rows; i += ROWS, from += ROWS * depth)
-      TYPED(micro)(depth, from, 1, ROWS, b, c + i * PITCH + j, PITCH, 0);
+      TYPED(micro)(depth, from, 1, ROWS, b, COLUMNS, c + i * PITCH + j, PITCH, 0);
   }
 }
 
 /* Rows of a tile of scores as they lie; c has `columns` numbers a row, and is added to. The slivers
-   of b are `b_step` numbers apart. */
+   of b are `b_step` numbers apart, its terms `b_term`. */
 NOINLINE void TYPED(multiply_tile)(i64 rows, i64 columns, i64 depth, const real *a, const real *b,
-                                   i64 b_step, real *c) {
+                                   i64 b_step, i64 b_term, real *c) {
   for (i64 j = 0; j < columns; j += COLUMNS, b += b_step)
     for (i64 i = 0; i < rows; i += ROWS)
-      TYPED(micro)(depth, a + i * PITCH, PITCH, 1, b, c + i * columns + j, columns, 1);
+      TYPED(micro)(depth, a + i * PITCH, PITCH, 1, b, b_term, c + i * columns + j, columns, 1);
 }
 
 /* The same with the columns of a tile as rows. */
@@ -52,8 +53,45 @@ NOINLINE void TYPED(multiply_transposed)(i64 rows, i64 columns, i64 depth, const
                                          const real *b, i64 b_step, real *c) {
   for (i64 j = 0; j < columns; j += COLUMNS, b += b_step)
     for (i64 i = 0; i < rows; i += ROWS)
-      TYPED(micro)(depth, a + i, 1, PITCH, b, c + i * columns + j, columns, 1);
+      TYPED(micro)(depth, a + i, 1, PITCH, b, COLUMNS, c + i * columns + j, columns, 1);
 }
+
+#undef TURNS
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector) && VECTOR_BYTES == 32 && REAL_BYTES == 4
+#define TURNS 1
+#endif
+#endif
+
+#if defined(TURNS)
+/* Turns a square of numbers around: rows `step` apart become columns of rows `to_step` apart. */
+INLINE void TYPED(turn)(const element *from, i64 step, real scale, real *to, i64 to_step) {
+  TYPED(vector) a[8], b[8], c[8];
+#define PAIR(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+  EACH (int i = 0; i < 8; i++) {
+#if IS_ROUNDED
+    EACH (int j = 0; j < 8; j++) a[i][j] = load_element(from[i * step + j]);
+#else
+    a[i] = *(const TYPED(anywhere) *)(from + i * step);
+#endif
+    a[i] *= scale;
+  }
+  EACH (int i = 0; i < 8; i += 2) {
+    b[i] = PAIR(a[i], a[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    b[i + 1] = PAIR(a[i], a[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  EACH (int i = 0; i < 8; i += 4)
+    EACH (int j = 0; j < 2; j++) {
+      c[i + 2 * j] = PAIR(b[i + j], b[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      c[i + 2 * j + 1] = PAIR(b[i + j], b[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  EACH (int i = 0; i < 4; i++) {
+    *(TYPED(anywhere) *)(to + i * to_step) = PAIR(c[i], c[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    *(TYPED(anywhere) *)(to + (i + 4) * to_step) = PAIR(c[i], c[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+#undef PAIR
+}
+#endif
 
 /* Packs `count` rows or columns of `depth` terms, each times `scale`, into slivers of `width`. */
 INLINE void TYPED(pack)(int width, i64 count, i64 depth, const element *from, i64 step,
@@ -70,7 +108,14 @@ INLINE void TYPED(pack)(int width, i64 count, i64 depth, const element *from, i6
     if (some < width)
       for (i64 i = 0; i < width * depth; i++) to[i] = 0;
     if (some == width && term_step == 1) {
-      for (i64 term = 0; term < depth; term++)
+      i64 term = 0;
+#if defined(TURNS)
+      if (width % 8 == 0)
+        for (; term + 8 <= depth; term += 8)
+          for (int i = 0; i < width; i += 8)
+            TYPED(turn)(at + i * step + term, step, scale, to + term * width + i, width);
+#endif
+      for (; term < depth; term++)
         EACH (int i = 0; i < width; i++)
           to[term * width + i] = load_element(at[i * step + term]) * scale;
       continue;

@@ -2,29 +2,46 @@
    2018; Dao et al., 2022), in base 2. What the model does to the scores is in the functions
    `bounds`, `is_visible`, `score` and `score_inside`, which are printed before this text. */
 
-/* Packs some keys of one head: as columns of depth terms, and the values as terms. */
-static void OWN(pack_keys)(const struct step *step, i64 chunk, char *local) {
-  const struct attention *x = step->p[0];
-  const i64 parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS, columns = x->padded_depth;
-  EACH_UNIT {
-    const i64 head = unit / parts, first = unit % parts * PACKED_KEYS;
-    const i64 count = lynx_min(PACKED_KEYS, x->keys - first);
-    const i64 b = (head + step->z[0]) / x->kv_heads, h = (head + step->z[0]) % x->kv_heads;
-    const element *k = AT(const element, k, b, h, 0);
-    const element *v = AT(const element, v, b, h, 0);
-    real *to = (real *)x->packs + head * x->padded_keys * (x->depth + columns);
-    TYPED(pack_columns)(count, x->depth, k + first * x->k.step[2], x->k.step[2], x->k.step[3], 1,
-                        to + first * x->depth);
-    to += x->padded_keys * x->depth + first * COLUMNS;
-    TYPED(pack_terms)(x->value_depth, count, v + first * x->v.step[2], x->v.step[3], x->v.step[2],
-                      1, to, x->padded_keys * COLUMNS);
+/* Packs some keys of a pair of a batch and a head: as columns of depth terms, and the values as
+   terms if `packs_values` says so. Returns whether they are finite, where that matters. */
+NOINLINE int OWN(pack_part)(const struct attention *x, i64 pair, i64 first, real *to,
+                            int packs_values) {
+  const i64 count = lynx_min(PACKED_KEYS, x->keys - first), columns = x->padded_depth;
+  const i64 b = pair / x->kv_heads, h = pair % x->kv_heads;
+  const element *k = AT(const element, k, b, h, 0);
+  const element *v = AT(const element, v, b, h, 0);
+  TYPED(pack_columns)(count, x->depth, k + first * x->k.step[2], x->k.step[2], x->k.step[3], 1,
+                      to + first * x->depth);
+  int is_finite = 1;
 #if HAS_SKIPS
-    const real *keys = to - x->padded_keys * x->depth - first * COLUMNS + first * x->depth;
-    int is_finite = TYPED(are_finite)((count + COLUMNS - 1) / COLUMNS * COLUMNS * x->depth, keys);
+  is_finite = TYPED(are_finite)((count + COLUMNS - 1) / COLUMNS * COLUMNS * x->depth,
+                                to + first * x->depth);
+#endif
+  to += x->padded_keys * x->depth + first * COLUMNS;
+  v += first * x->v.step[2];
+  if (packs_values)
+    TYPED(pack_terms)(x->value_depth, count, v, x->v.step[3], x->v.step[2], 1, to,
+                      x->padded_keys * COLUMNS);
+#if HAS_SKIPS
+  if (packs_values)
     for (i64 i = 0; i < columns; i += COLUMNS, to += x->padded_keys * COLUMNS)
       is_finite &= TYPED(are_finite)(count * COLUMNS, to);
-    x->is_finite[unit] = (u8)is_finite;
+#if !IS_ROUNDED
+  else
+    for (i64 i = 0; i < count; i++, v += x->v.step[2])
+      is_finite &= TYPED(are_finite)(x->value_depth, v);
 #endif
+#endif
+  return is_finite;
+}
+
+static void OWN(pack_keys)(const struct step *step, i64 chunk, char *local) {
+  const struct attention *x = step->p[0];
+  const i64 parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS;
+  EACH_UNIT {
+    const i64 head = unit / parts, first = unit % parts * PACKED_KEYS;
+    real *to = (real *)x->packs + head * x->padded_keys * (x->depth + x->padded_depth);
+    x->is_finite[unit] = (u8)OWN(pack_part)(x, head + step->z[0], first, to, 1);
   }
 }
 
@@ -37,6 +54,16 @@ INLINE int OWN(may_skip)(const struct attention *x, i64 head) {
   return 1;
 }
 #endif
+
+/* Packs of keys, and values: as slivers `value_step` numbers apart, of terms `value_term` apart. */
+struct OWN(packs) {
+  const real *keys, *values;
+  i64 value_step, value_term;
+};
+
+INLINE struct OWN(packs) OWN(packs_at)(const struct attention *x, const real *at) {
+  return (struct OWN(packs)){at, at + x->padded_keys * x->depth, x->padded_keys * COLUMNS, COLUMNS};
+}
 
 /* Memory of a thread; each part begins at a multiple of 64 bytes. */
 struct OWN(work) {
@@ -109,8 +136,8 @@ NOINLINE void OWN(take_tile_inside)(const struct attention *x, struct OWN(work) 
 #endif
 
 /* Goes over the keys from `low` to `high` that a block of queries sees. */
-NOINLINE void OWN(sweep)(const struct attention *x, struct OWN(work) w, const real *packs, i64 b,
-                         i64 h, i64 q0, i64 rows, int skips) {
+NOINLINE void OWN(sweep)(const struct attention *x, struct OWN(work) w, struct OWN(packs) packs,
+                         i64 b, i64 h, i64 q0, i64 rows, int skips) {
   const i64 padded = (rows + ROWS - 1) / ROWS * ROWS;
   i64 low = 0, high = x->keys, inside_low = 0, inside_high = 0;
   if (skips) OWN(bounds)(x, b, h, q0, q0 + rows, &low, &high, &inside_low, &inside_high);
@@ -119,21 +146,21 @@ NOINLINE void OWN(sweep)(const struct attention *x, struct OWN(work) w, const re
   for (i64 r = 0; r < rows; r++) w.most[r] = -INFINITE;
   low = lynx_max(low, 0) / COLUMNS * COLUMNS;
   high = lynx_min(high, x->keys);
-  const real *values = packs + x->padded_keys * x->depth;
   for (i64 k0 = low, n; k0 < high; k0 += n) {
     n = lynx_min(TILE_KEYS, high - k0);
 #if HAS_VISIBLE
     if (skips && !OWN(is_visible)(x, b, h, q0, q0 + rows, k0, n)) continue;
 #endif
-    TYPED(multiply_slivers)(padded, n, x->depth, w.queries, packs + k0 * x->depth, w.tile);
+    TYPED(multiply_slivers)(padded, n, x->depth, w.queries, packs.keys + k0 * x->depth,
+                            w.tile);
 #if HAS_INSIDE
     if (k0 >= inside_low && k0 + n <= inside_high)
       OWN(take_tile_inside)(x, w, b, h, q0, rows, k0, n);
     else
 #endif
       OWN(take_tile_masked)(x, w, b, h, q0, rows, k0, n);
-    TYPED(multiply_tile)(padded, x->padded_depth, n, w.tile, values + k0 * COLUMNS,
-                         x->padded_keys * COLUMNS, w.sums);
+    TYPED(multiply_tile)(padded, x->padded_depth, n, w.tile, packs.values + k0 * packs.value_term,
+                         packs.value_step, packs.value_term, w.sums);
   }
 }
 
@@ -168,6 +195,21 @@ NOINLINE void OWN(finish_row)(const struct attention *x, struct OWN(work) w, i64
   *lse = total == 0 ? -INFINITE : most + log_real(total);
 }
 
+/* A block of queries of one of the heads that share keys, which are packed. */
+INLINE void OWN(attend_block)(const struct attention *x, struct OWN(work) w,
+                              struct OWN(packs) packs, i64 pair, i64 member, i64 block, int skips) {
+  const i64 groups = x->heads / x->kv_heads, b = pair / x->kv_heads;
+  const i64 h = pair % x->kv_heads * groups + member;
+  const i64 q0 = block * x->block_rows, rows = lynx_min(x->block_rows, x->queries - q0);
+  const element *q = AT(const element, q, b, h, 0);
+  TYPED(pack_rows)(rows, x->depth, q + q0 * x->q.step[2], x->q.step[2], x->q.step[3],
+                   (real)PRESCALE, w.queries);
+  OWN(sweep)(x, w, packs, b, h, q0, rows, skips);
+  if (skips && SKIPPED_BELOW > -INFINITE && OWN(is_low)(w, rows))
+    OWN(sweep)(x, w, packs, b, h, q0, rows, 0);
+  for (i64 r = 0; r < rows; r++) OWN(finish_row)(x, w, r, b, h, q0 + r);
+}
+
 /* Blocks of queries; later ones, which may see more keys, come first. */
 static void OWN(attend)(const struct step *step, i64 chunk, char *local) {
   const struct attention *x = step->p[0];
@@ -175,24 +217,58 @@ static void OWN(attend)(const struct step *step, i64 chunk, char *local) {
   const i64 groups = x->heads / x->kv_heads;
   EACH_UNIT {
     const i64 block = x->blocks - 1 - unit % x->blocks, head = unit / x->blocks;
-    const i64 pair = head / groups, b = (pair + step->z[0]) / x->kv_heads;
-    const i64 h = (pair + step->z[0]) % x->kv_heads * groups + head % groups;
-    const i64 q0 = block * x->block_rows, rows = lynx_min(x->block_rows, x->queries - q0);
-    const element *q = AT(const element, q, b, h, 0);
+    const i64 pair = head / groups;
     const real *packs =
         (const real *)x->packs + pair * x->padded_keys * (x->depth + x->padded_depth);
-    TYPED(pack_rows)(rows, x->depth, q + q0 * x->q.step[2], x->q.step[2], x->q.step[3],
-                     (real)PRESCALE, w.queries);
+    int skips = 0;
 #if HAS_SKIPS
-    const int skips = OWN(may_skip)(x, pair);
-    OWN(sweep)(x, w, packs, b, h, q0, rows, skips);
-    if (skips && SKIPPED_BELOW > -INFINITE && OWN(is_low)(w, rows))
-      OWN(sweep)(x, w, packs, b, h, q0, rows, 0);
-#else
-    OWN(sweep)(x, w, packs, b, h, q0, rows, 0);
+    skips = OWN(may_skip)(x, pair);
 #endif
-    for (i64 r = 0; r < rows; r++) OWN(finish_row)(x, w, r, b, h, q0 + r);
+    OWN(attend_block)(x, w, OWN(packs_at)(x, packs), pair + step->z[0], head % groups, block,
+                      skips);
   }
+}
+
+/* All queries that share keys, whose packs stay in the thread's cache. Few queries read values
+   where they lie. */
+static void OWN(attend_alone)(const struct step *step, i64 chunk, char *local) {
+  const struct attention *x = step->p[0];
+  const struct OWN(work) w = OWN(work_in)(x, local);
+  real *memory = (real *)(((u64)(w.total + x->block_rows) + 63) & ~63ULL);
+  const i64 rows = x->heads / x->kv_heads * x->blocks * x->block_rows;
+  const int packs_values = IS_ROUNDED || rows > 4 * ROWS || x->v.step[3] != 1 ||
+                           x->padded_depth != x->value_depth;
+  EACH_UNIT {
+    int is_finite = 1;
+    for (i64 first = 0; first < x->keys; first += PACKED_KEYS)
+      is_finite &= OWN(pack_part)(x, unit, first, memory, packs_values);
+    struct OWN(packs) packs = OWN(packs_at)(x, memory);
+#if !IS_ROUNDED
+    if (!packs_values) {
+      packs.values = AT(const element, v, unit / x->kv_heads, unit % x->kv_heads, 0);
+      packs.value_step = COLUMNS;
+      packs.value_term = x->v.step[2];
+    }
+#endif
+    for (i64 member = 0; member < x->heads / x->kv_heads; member++)
+      for (i64 block = 0; block < x->blocks; block++)
+        OWN(attend_block)(x, w, packs, unit, member, block, HAS_SKIPS && is_finite);
+  }
+}
+
+/* Runs it all with a unit of work for each pair of a batch and a head of keys. */
+static i64 OWN(run_alone)(struct attention *x, i64 pairs, i64 groups, i64 head_size) {
+  const i64 local = OWN(work_size)(x) + head_size + 64, depths = x->depth + x->value_depth;
+  char *memory = x->take(local + (i64)sizeof(struct step) + 128);
+  if (!memory) return 0;
+  struct step *steps = (struct step *)(((u64)memory + 63) & ~63ULL);
+  void *const arguments[] = {x};
+  const i64 rows = groups * x->blocks * x->block_rows;
+  plan_step(steps, OWN(attend_alone), arguments, 0, pairs,
+            x->keys * (rows * (30 * depths + 500) + depths * 500), local, 0);
+  x->run(steps, 1, (char *)(steps + 1));
+  x->give(memory);
+  return 1;
 }
 
 #if MAY_BE_FEW
@@ -336,6 +412,8 @@ i64 OWN(attention)(struct attention *x) {
   x->block_rows = ((x->queries + x->blocks - 1) / x->blocks + ROWS - 1) / ROWS * ROWS;
   x->blocks = (x->queries + x->block_rows - 1) / x->block_rows;
   const i64 head_size = x->padded_keys * (x->depth + x->padded_depth) * (i64)sizeof(real);
+  if (head_size <= ALONE_BYTES && (pairs >= 16 || groups * x->blocks == 1))
+    return OWN(run_alone)(x, pairs, groups, head_size);
   const i64 wave = lynx_max(1, lynx_min(pairs, WAVE_BYTES / lynx_max(1, head_size)));
   const i64 waves = (pairs + wave - 1) / wave;
   const i64 local = OWN(work_size)(x), parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS;

@@ -2,16 +2,19 @@
 
 A site is a call of `scaled_dot_product_attention`, or a softmax whose input comes from a product
 and whose result goes into one, through nothing that has weights or mixes rows.
-`python -m tests.models.attention_sites [FAMILY ...]` prints what was recognised of each family.
+`python -m tests.models.attention_sites [--write] [FAMILY ...]` prints what was recognised of each
+family, and writes the page for the documentation.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +24,8 @@ from lynx.normalize import normalize
 from lynx.recognise import recognise
 from tests.models import families
 from tests.models.test_huggingface import inputs_of, without_cache
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "attention-models.md"
 
 PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum", "mm")
 BARRIERS = (*PRODUCTS, "linear", "conv", "norm", "embedding", "gelu", "silu", "topk", "addmm")
@@ -106,22 +111,85 @@ def count_family(name: str, attention: str, *, training: bool) -> Count:
     return count
 
 
-def main(names: list[str]) -> None:
+COLUMNS = tuple((a, t) for a in ("eager", "sdpa") for t in (False, True))
+"""Implementations of attention, in inference and in training."""
+
+
+@dataclass
+class Row:
+    """What was found of a family: `recognised/total` for each of `COLUMNS`, and the reasons."""
+
+    family: str
+    cells: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+
+def row_of(name: str) -> Row:
+    """Count a family; a cell is `-` where there is no such implementation."""
+    row = Row(name)
+    for attention, training in COLUMNS:
+        try:
+            count = count_family(name, attention, training=training)
+        except ValueError:
+            row.cells.append("-")
+            continue
+        row.cells.append(f"{count.found}/{count.sites}")
+        row.reasons += [f"{attention}: {reason}" for reason in count.reasons]
+    row.reasons = list(dict.fromkeys(row.reasons))
+    return row
+
+
+PAGE = """\
+# Attention in model families
+
+Small models of Hugging Face's transformers, each with both of its implementations of attention, in
+inference and in training. A site is a call of `scaled_dot_product_attention`, or a softmax between
+two products, counted in Dynamo's graphs without the recogniser's help; a cell is what the
+recogniser found of them. Models with a `-` have no such implementation.
+`python -m tests.models.attention_sites --write` makes this page.
+"""
+
+
+def page(rows: Iterable[Row]) -> str:
+    """Return the table as a page, with what was missed below it."""
+    heads = [f"{a}, {'training' if t else 'inference'}" for a, t in COLUMNS]
+    lines = [
+        PAGE,
+        f"| {'family':<14} | {' | '.join(heads)} |",
+        f"| :{'-' * 13} | {' | '.join('-' * (len(h) - 1) + ':' for h in heads)} |",
+    ]
+    rows = list(rows)
+    for row in rows:
+        cells = (f"{cell:>{len(head)}}" for cell, head in zip(row.cells, heads, strict=True))
+        lines.append(f"| {row.family:<14} | {' | '.join(cells)} |")
+    counts = [tuple(map(int, c.split("/"))) for row in rows for c in row.cells if c != "-"]
+    found, total = (sum(n) for n in zip(*counts, strict=True)) if counts else (0, 0)
+    lines += ["", f"Together {found} of {total} sites in {len(rows)} families."]
+    missed = [(row.family, reason) for row in rows for reason in row.reasons]
+    if missed:
+        lines += ["", "## Softmaxes that were left as they are, and why", ""]
+        lines += [f"- {family}, {short(reason)}" for family, reason in missed]
+    return "\n".join(lines) + "\n"
+
+
+def short(reason: str) -> str:
+    """Return a reason with the file in place of the path to it."""
+    return re.sub(r"\((?:/[^/ ():]+)*/(?=[^/ ():]+:\d+)", "(", reason)
+
+
+def main(arguments: list[str]) -> None:
+    """Print the table of the families named, or of all; with `--write`, write the page of all."""
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
-    for name in names or list(families.FAMILIES):
-        row = [f"{name:14}"]
-        reasons: list[str] = []
-        for attention in ("eager", "sdpa"):
-            for training in (False, True):
-                try:
-                    count = count_family(name, attention, training=training)
-                except ValueError:
-                    row.append("   -")
-                    continue
-                row.append(f"{count.found:2}/{count.sites}")
-                reasons += [f"{attention}: {reason}" for reason in count.reasons]
-        print(" ".join(row), *dict.fromkeys(reasons), sep="\n    ", flush=True)
+    writes = "--write" in arguments
+    names = [name for name in arguments if name != "--write"] or list(families.FAMILIES)
+    rows: list[Row] = []
+    for name in names:
+        row = row_of(name)
+        rows.append(row)
+        print(f"{name:14}", *row.cells, *(f"\n    {reason}" for reason in row.reasons), flush=True)
+    if writes:
+        DOCUMENT.write_text(page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

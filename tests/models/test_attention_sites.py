@@ -25,3 +25,21 @@ def test_all_attention_is_found(
     except ValueError as error:
         pytest.skip(str(error))
     assert count.found == count.sites, count.reasons
+
+
+def test_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of the documentation has the form that is written, and a row for each family."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    written = sites.DOCUMENT.read_text(encoding="utf-8").splitlines()
+    names = ["gpt2", "gpt_oss"]
+    made = sites.page([sites.row_of(name) for name in names]).splitlines()
+    rows = {line.split()[1]: line for line in written if line.startswith("| ")}
+    assert [name for name in families.FAMILIES if name not in rows] == []
+    for line in made[: sites.PAGE.count("\n") + 3]:
+        assert line in written
+    for name in names:
+        assert rows[name] in made
+
+
+def test_reasons_name_files_without_folders() -> None:
+    assert sites.short("eager: no (/a/b-c/d/model.py:12 in x)") == "eager: no (model.py:12 in x)"
