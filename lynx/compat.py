@@ -56,6 +56,9 @@ OPERATOR_SPACES: tuple[Any, ...] = (torch._C._nn, torch._C)
 FLEX_ATTENTION: Any = torch.ops.higher_order.flex_attention
 """What `flex_attention` becomes in the graphs of Dynamo."""
 
+ENCODER_LAYER: Any = torch._transformer_encoder_layer_fwd
+"""What `torch.nn.TransformerEncoderLayer` calls where no gradients are needed."""
+
 
 def aot_autograd(
     graph_module: torch.fx.GraphModule,

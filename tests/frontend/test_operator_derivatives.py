@@ -1,4 +1,4 @@
-"""Derivatives of any order of the operators of our own, in and out of transforms of `torch.func`."""
+"""Derivatives of any order of our own operators, in and out of transforms of `torch.func`."""
 
 from __future__ import annotations
 

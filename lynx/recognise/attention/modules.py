@@ -14,6 +14,7 @@ import torch
 import torch.fx
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
+from lynx.compat import ENCODER_LAYER
 from lynx.recognise.nodes import Inserter, Node, Refusal, bind, is_same_shape, tensor_of, traced
 
 from .spellings import Spellings, recording_like
@@ -232,5 +233,5 @@ def _hidden(insert: Inserter, mask: Node, kind: Any) -> Node:
 
 _RULES: dict[Any, Callable[[Node, Inserter], list[tuple[Node, Node]]]] = {
     F.multi_head_attention_forward: _multi_head,
-    torch._transformer_encoder_layer_fwd: _encoder_layer,
+    ENCODER_LAYER: _encoder_layer,
 }
