@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 import torch._decomp
 import torch._dispatch.python
@@ -257,10 +258,15 @@ def fake_mode_of(value: torch.Tensor) -> Any:
 
 
 def guard_count(value: torch.Tensor) -> int:
-    """Return how many guards on sizes the shape environment of a fake tensor has."""
+    """Return how many guards on sizes the shape environment of a fake tensor has.
+
+    Those that leave out a single size, as slices ask whether they take all, are not counted: they
+    cost one compilation more if that size comes.
+    """
     mode = fake_mode_of(value)
     environment = None if mode is None else mode.shape_env
-    return 0 if environment is None else len(environment.guards)
+    guards = [] if environment is None else environment.guards
+    return sum(not isinstance(guard.expr, sympy.Ne) for guard in guards)
 
 
 def python_dispatch() -> contextlib.AbstractContextManager[None]:
