@@ -9,7 +9,8 @@ import torch
 import torch.fx
 
 from lynx.backends.c import build_products_early
-from lynx.compat import CONTROL_FLOW_ERRORS, aot_autograd
+from lynx.compat import CONTROL_FLOW_ERRORS, aot_autograd, has_no_memory
+from lynx.ir.errors import CompileError
 from lynx.passes import parse_pipeline
 
 from .cache import open_store
@@ -38,6 +39,9 @@ def lynx(
     settings = read_settings(options, mode)
     parse_pipeline(settings.pipeline)  # so that a mistake in it is found before any work
     try:
+        for node in graph_module.graph.find_nodes(op="placeholder"):
+            if has_no_memory(node):
+                raise CompileError("no-memory", f"'{node}' is a tensor of zeros without memory")
         build_products_early(settings.products, open_store(settings))
         module = normalize(graph_module)
         devices = attention_devices(settings)

@@ -230,6 +230,15 @@ def statically_equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
     return bool(torch.fx.experimental.symbolic_shapes.statically_known_true(a == b))
 
 
+def has_no_memory(node: torch.fx.Node) -> bool:
+    """Whether an input of a Dynamo graph is a tensor of zeros without memory.
+
+    Dynamo compiles anew for others, since it looks at the kind of each tensor.
+    """
+    given = getattr(node.meta.get("grapharg"), "example", None)
+    return isinstance(given, torch.Tensor) and torch._is_zerotensor(given)
+
+
 def size_hint(size: int | torch.SymInt) -> int | None:
     """Return the value that a symbolic size had when it was traced, None if there was none."""
     if isinstance(size, int):

@@ -23,6 +23,13 @@ _OPERATORS = (
 )
 
 
+def _zeros(size: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+    """Return zeros that have memory, which kernels may read."""
+    return torch.zeros(size, dtype=dtype, device=device)
+
+
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the table for AOTAutograd: only exact ones, whose parts Lynx can optimize better."""
-    return dict(get_decompositions(_OPERATORS))
+    table = dict(get_decompositions(_OPERATORS))
+    table[torch.ops.aten._efficientzerotensor.default] = _zeros
+    return table

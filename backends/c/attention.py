@@ -89,7 +89,7 @@ class ScorePrinter:
             parts.append(self._is_visible())
         parts.append(self.row_function("score", self.rows()))
         parts.append(self.row_function("score_inside", self.rows(self.inside)))
-        return parts
+        return uncontracted(parts)
 
     def row_function(self, name: str, rows: Rows) -> str:
         """Return a function that makes scores of the products of a row."""
@@ -102,8 +102,8 @@ class ScorePrinter:
         after = [f"if (bad{n}) note_failure(x, x->codes[{n}]);" for n in range(len(failing))]
         lines = [*before, *row_lines(rows, loop, clause if failing else ""), *after]
         head = (
-            f"INLINE void OWN({name})(const struct attention *x, i64 b, i64 h, i64 q, i64 k0,\n"
-            f"                        i64 n, real *restrict s) {{"
+            f"NOINLINE void OWN({name})(const struct attention *x, i64 b, i64 h, i64 q, i64 k0,\n"
+            f"                          i64 n, real *restrict s) {{"
         )
         return "\n".join([head, *(f"  {line}" for line in lines), "}"])
 
@@ -129,8 +129,8 @@ class ScorePrinter:
             "return 0;",
         ]
         head = (
-            "INLINE int OWN(is_visible)(const struct attention *x, i64 b, i64 h, i64 q0, i64 q1,\n"
-            "                           i64 k0, i64 n) {"
+            "NOINLINE int OWN(is_visible)(const struct attention *x, i64 b, i64 h, i64 q0,\n"
+            "                             i64 q1, i64 k0, i64 n) {"
         )
         return "\n".join([head, *(f"  {line}" for line in body), "}"])
 
@@ -140,6 +140,21 @@ class ScorePrinter:
         if limit == -math.inf:
             return "(-INFINITE)"
         return f"({limit + _FAR_BELOW!r})"
+
+
+def uncontracted(functions: list[str]) -> list[str]:
+    """Return functions in which no product is contracted with a sum, unlike in the rest of a file.
+
+    What a model computes is rounded as in eager: a mask may hang on the last place of a number.
+    They must not be inlined.
+    """
+    return [
+        "#if defined(__clang__)\n#pragma clang fp contract(off)\n#else\n"
+        '#pragma GCC push_options\n#pragma GCC optimize("fp-contract=off")\n#endif',
+        *functions,
+        "#if defined(__clang__)\n#pragma clang fp contract(fast)\n#else\n"
+        "#pragma GCC pop_options\n#endif",
+    ]
 
 
 def row_lines(rows: Rows, loop: list[str], clause: str = "") -> list[str]:
@@ -210,7 +225,7 @@ def typed(element: DType) -> list[str]:
         f"#define ROUNDER {'6755399441055744.0' if is_wide else '12582912.0f'}",
         f"#define MANTISSA {52 if is_wide else 23}",
         f"#define EXPONENT_OF_ONE {'0x3ff0000000000000LL' if is_wide else '0x3f800000'}",
-        f"#define HUGE_SCORE {'1e300' if is_wide else '1e30f'}",
+        f"#define FAR_FROM_ZERO {1000 if element.is_low_precision else 16}",
         f"#define LEAST_EXPONENT {'-1022.0' if is_wide else '-126.0f'}",
     ]
 

@@ -133,7 +133,8 @@ static void OWN(prepare)(const struct step *step, i64 chunk, char *local) {
       p.less[q0 + r] = less;
       p.most[q0 + r] = lse;
       p.scale[q0 + r] = 1;
-      if (!(lse > -1000 && lse < 1000)) is_far = 1;
+      /* So far from zero a logarithm is rounded by more than weights are. */
+      if (!(lse > -FAR_FROM_ZERO && lse < FAR_FROM_ZERO)) is_far = 1;
       if (less - less != 0) is_whole = 1;
     }
     if (is_far) OWN(find_sums)(x, p, w, b, h, q0, rows);
@@ -169,19 +170,15 @@ INLINE void OWN(differentiate)(const struct attention *x, struct OWN(packs) p, s
   else
     OWN(score)(x, b, h, q, k0, n, t);
   const real most = p.most[q], scale = p.scale[q], less = p.less[q];
-  const int is_extreme = TYPED(is_extreme)(most);
-  const real shift = is_extreme ? 0 : most * (real)LOG2E, first = is_extreme ? most : 0;
 #if HAS_KEEP
   const u8 *keep = AT(const u8, keep, b, h, q) + k0 * x->keep.step[3];
   const i64 keep_step = x->keep.step[3];
   const real keep_scale = (real)x->keep_scale;
   for (i64 i = 0; i < n; i++) d[i] = keep[i * keep_step] ? d[i] * keep_scale : 0;
 #endif
-  if (is_extreme)
-    for (i64 i = 0; i < n; i += LANES) *(TYPED(vector) *)(t + i) -= first;
   for (i64 i = 0; i < n; i += LANES) {
     TYPED(vector) *weight = (TYPED(vector) *)(t + i), *grad = (TYPED(vector) *)(d + i);
-    *weight = TYPED(exp2)(*weight * (real)LOG2E - shift) * scale;
+    *weight = TYPED(exp2)((*weight - most) * (real)LOG2E) * scale;
     *grad = *weight * (*grad - less);
   }
 #if HAS_KEEP

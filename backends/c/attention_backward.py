@@ -21,6 +21,7 @@ from .attention import (
     row_lines,
     scaled_product,
     typed,
+    uncontracted,
     with_helpers,
 )
 from .attention_rows import Arguments, Rows
@@ -150,7 +151,7 @@ class DerivativePrinter:
         roots = [self.of_dot, *(i.value for i in self.added)]
         roots += [i.mask for i in self.added if i.mask is not None]
         inside = self._derive("derive_inside", simplified(roots, self.known))
-        return [masked, inside, self._flush()]
+        return [*uncontracted([masked, inside]), self._flush()]
 
     def _given(self) -> dict[Scalar, str]:
         given = dict.fromkeys(self.products, "s[l]")
@@ -193,9 +194,9 @@ class DerivativePrinter:
         if is_ordered:
             lines = [line for line in lines if not line.startswith("_Pragma")]
         head = (
-            f"INLINE void OWN({name})(const struct attention *x, i64 b, i64 h, i64 q, i64 k0,\n"
-            "                        i64 n, const real *restrict s, real *restrict d,\n"
-            "                        real *const *grads, real *restrict sums)"
+            f"void OWN({name})(const struct attention *x, i64 b, i64 h, i64 q, i64 k0,\n"
+            "                          i64 n, const real *restrict s, real *restrict d,\n"
+            "                          real *const *grads, real *restrict sums)"
         )
         return _function(head, [*before, *lines, *after])
 

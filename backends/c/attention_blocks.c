@@ -216,35 +216,26 @@ INLINE real TYPED(row_max)(i64 n, real *s) {
   return result;
 }
 
-/* Scores of so large an amount that times LOG2E they are no numbers. */
-INLINE int TYPED(is_extreme)(real x) { return x < -HUGE_SCORE || x > HUGE_SCORE; }
-
-/* exp(before - now), where `now` is no infinity. */
+/* exp(before - now), where `now` is no infinity. Differences come first here and below: a large score
+   times LOG2E is rounded by more than what is left of it. */
 INLINE real TYPED(row_factor)(real before, real now) {
-  if (TYPED(is_extreme)(before) || TYPED(is_extreme)(now))
-    return TYPED(exp2_of)((before - now) * (real)LOG2E);
-  return TYPED(exp2_of)(before * (real)LOG2E - now * (real)LOG2E);
+  return TYPED(exp2_of)((before - now) * (real)LOG2E);
 }
 
 /* A row of scores becomes exp(s - most); returns the sum. */
 INLINE real TYPED(row_exp)(i64 n, real *s, real most) {
   TYPED(vector) sum = {0}, other = {0};
-  real shift = most * (real)LOG2E;
   i64 i = 0;
-  if (TYPED(is_extreme)(most)) {
-    for (; i < n; i += LANES) *(TYPED(vector) *)(s + i) -= most;
-    shift = 0;
-  }
-  for (i = 0; i + 2 * LANES <= n; i += 2 * LANES) {
+  for (; i + 2 * LANES <= n; i += 2 * LANES) {
     TYPED(vector) *a = (TYPED(vector) *)(s + i), *b = a + 1;
-    *a = TYPED(exp2)(*a * (real)LOG2E - shift);
-    *b = TYPED(exp2)(*b * (real)LOG2E - shift);
+    *a = TYPED(exp2)((*a - most) * (real)LOG2E);
+    *b = TYPED(exp2)((*b - most) * (real)LOG2E);
     sum += *a;
     other += *b;
   }
   for (; i < n; i += LANES) {
     TYPED(vector) *a = (TYPED(vector) *)(s + i);
-    *a = TYPED(exp2)(*a * (real)LOG2E - shift);
+    *a = TYPED(exp2)((*a - most) * (real)LOG2E);
     sum += *a;
   }
   sum += other;

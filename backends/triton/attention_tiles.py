@@ -27,7 +27,7 @@ _LOW: _Table = {
 _WIDE: _Table = {
     "forward": (Tiles(32, 32, 4, 2), Tiles(16, 32, 4, 2), Tiles(16, 16, 4, 1)),
     "rows": (Tiles(32, 32, 8, 2), Tiles(16, 32, 4, 2), Tiles(16, 16, 8, 1)),
-    "keys": (Tiles(32, 32, 8, 2), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    "keys": (Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
     "queries": (Tiles(32, 32, 4, 2), Tiles(32, 16, 4, 2), Tiles(16, 16, 8, 1)),
 }
 _LOW_AMD: _Table = {

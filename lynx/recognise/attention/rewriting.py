@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from lynx.compat import is_batched, is_transformed
+from lynx.compat import is_batched, is_transformed, size_hint
 from lynx.importer.locations import location_of
 from lynx.passes import Remark
 from lynx.recognise.nodes import (
@@ -18,6 +18,7 @@ from lynx.recognise.nodes import (
     changes_grad_mode,
     fold_sizes,
     is_same_shape,
+    is_same_size,
     may_share_memory,
     tensor_of,
     traced,
@@ -40,7 +41,7 @@ from .sites import (
 )
 from .spellings import is_unused, respell
 from .structure import Known, Memory, structure_of, transferred
-from .tracing import dropout_probability, is_dropout
+from .tracing import called, dropout_probability, is_dropout
 from .vocabulary import EXPONENTIALS, LAYOUT, NORMALIZING, kind_of
 from .wording import description_of
 from .writes import Writes, targets_of, write_out_of_place
@@ -362,39 +363,92 @@ def _noise(insert: Inserter, dropout: Node) -> Node:
 
 
 def _laid_out(insert: Inserter, result: Node, output: Node) -> Node:
-    """Return the result in memory as it was where that can be seen: outside, or by a view."""
+    """Return the result in memory as it was, where that can be seen."""
     before, after = traced(output), traced(result)
-    if not before.is_contiguous() or after.is_contiguous():
+    if _is_alike(before, after) or not _needs_layout(output, after):
         return result
-    if _needs_layout(output, after):
+    order = _order_of(before)
+    if order == list(range(before.dim())):
         return insert.call("contiguous", result)
-    return result
+    dense = insert.call("contiguous", insert.call("permute", result, *order))
+    return insert.call("permute", dense, *(order.index(n) for n in range(len(order))))
+
+
+def _is_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether elements of two tensors of one shape lie at the same places."""
+    if a.is_contiguous() and b.is_contiguous():
+        return True
+    sizes = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return all(is_same_size(x, y) or is_same_size(size, 1) for size, x, y in sizes)
+
+
+def _order_of(value: torch.Tensor) -> list[int]:
+    """Return the dimensions of a dense tensor, outermost in memory first."""
+    strides = [size_hint(stride) for stride in value.stride()]
+    sizes = [size_hint(size) for size in value.shape]
+    if any(number is None for number in (*strides, *sizes)):
+        raise Refusal("how its result lies in memory is not known")
+    order = sorted(range(value.dim()), key=lambda n: (-strides[n], n))  # type: ignore[operator]
+    expected = 1
+    for n in reversed(order):
+        if sizes[n] != 1 and strides[n] != expected:
+            raise Refusal("its result has gaps in memory")
+        expected *= sizes[n]  # type: ignore[operator]
+    return order
 
 
 def _needs_layout(output: Node, value: torch.Tensor) -> bool:
+    """Whether it can be seen how a result lies: outside, by a view, or by what is drawn like it."""
     known: dict[Node, Any] = {output: value}
-    stack = [output]
-    while stack:
-        for user in stack.pop().users:
-            if user.op == "output":
-                return True
-            if kind_of(user) not in LAYOUT or user in known:
+    queue = [output]
+    for node in queue:
+        for user in node.users:
+            if user in known:
                 continue
-            try:
-                args, kwargs = torch.fx.map_arg(
-                    (user.args, user.kwargs),
-                    lambda n: known[n] if n in known else n.meta.get("example_value"),
-                )
-                function: Any = user.target
-                if user.op == "call_method":
-                    known[user] = getattr(args[0], str(function))(*args[1:], **kwargs)
-                else:
-                    known[user] = function(*args, **kwargs)
-            except (RuntimeError, TypeError, ValueError):
+            if user.op == "output" or _reads_memory(user):
                 return True
-            if isinstance(known[user], torch.Tensor) and not known[user].is_contiguous():
-                stack.append(user)
+            try:
+                known[user] = _again(user, known)
+            except (RuntimeError, TypeError, ValueError, Refusal):
+                return True
+            pairs = _pairs(user.meta.get("example_value"), known[user])
+            if pairs is None:
+                return True
+            if not all(_is_alike(before, now) for before, now in pairs):
+                queue.append(user)
     return False
+
+
+def _pairs(before: Any, now: Any) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    """Return tensors next to what they would be, None if that is not known; numbers are none."""
+    if isinstance(before, tuple | list) and isinstance(now, tuple | list):
+        found = [_pairs(a, b) for a, b in zip(before, now, strict=True)]
+        return None if None in found else [pair for some in found if some for pair in some]
+    if isinstance(before, int | float | torch.SymInt | torch.SymFloat):
+        return []
+    if isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor):
+        return [(before, now)]
+    return None
+
+
+_DRAWS = ("rand", "bernoulli", "dropout", "normal", "multinomial", "exponential", "as_strided",
+          "stride", "is_contiguous", "data_ptr", "storage")  # fmt: skip
+
+
+def _reads_memory(node: Node) -> bool:
+    """Whether a node draws numbers in the order of memory, writes there, or asks how it lies."""
+    kind = kind_of(node) or ""
+    return any(word in kind for word in _DRAWS) or bool(targets_of(node))
+
+
+def _again(user: Node, known: dict[Node, Any]) -> Any:
+    """Return what a node would compute of other tensors."""
+    args, kwargs = torch.fx.map_arg(
+        (user.args, user.kwargs),
+        lambda n: known[n] if n in known else n.meta.get("example_value"),
+    )
+    with torch.no_grad():
+        return called(user, args, kwargs)
 
 
 def _check_result(result: Node, output: Node) -> None:

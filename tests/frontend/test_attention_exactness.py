@@ -1,0 +1,156 @@
+"""Recognised attention where it is easily off: huge scores, ties in masks, layouts, noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
+from torch import Tensor
+
+import lynx
+
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def operands(queries: int = 8, keys: int = 8, depth: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = ((2, 3, queries, depth), (2, 3, keys, depth), (2, 3, keys, depth))
+    q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    return q, k, v
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / 2, -1) @ v
+
+
+def is_found(function: Function, *operands: Tensor) -> bool:
+    return any(site.refusal == "" for site in lynx.explain(function, *operands).attention)
+
+
+@pytest.mark.parametrize("exponent", [10, 11, 12, 15, 20, 25, 29, 32, 37])
+def test_huge_scores(exponent: int) -> None:
+    """A row of which nothing is left is the mean, whatever number it was filled with."""
+    fill = -(10.0**exponent) * 1.3
+    keep = torch.rand(8, 8) < 0.5
+    keep[2] = False
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).masked_fill(~keep, fill).softmax(-1) @ v
+
+    q, k, v = operands()
+    expected = torch.autograd.grad(function(q, k, v).sum(), (q, k, v))
+    compiled = torch.compile(function, backend="lynx")
+    torch.testing.assert_close(compiled(q, k, v), function(q, k, v))
+    found = torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_mask_hangs_on_the_last_place_of_a_number() -> None:
+    """Ties are decided as in eager: products are rounded before they are added to."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys = torch.arange(k.shape[2])[None].float() * 0.7
+        queries = torch.arange(q.shape[2])[:, None].float() * 0.9 + 0.1
+        return (q @ k.mT).masked_fill(~(keys <= queries), -1e9).softmax(-1) @ v
+
+    arguments = operands(queries=140, keys=190)
+    assert is_found(function, *arguments)
+    compiled = torch.compile(function, backend="lynx")
+    torch.testing.assert_close(compiled(*arguments), function(*arguments))
+
+
+@pytest.mark.parametrize("scale", [30.0, 300.0])
+def test_gradients_where_logarithms_of_denominators_are_large(scale: float) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ((q @ k.mT) * scale).clamp(-50, 50).softmax(-1) @ v
+
+    arguments = operands(queries=33, keys=70)
+    wide = [x.detach().double().requires_grad_() for x in arguments]
+    torch.manual_seed(1)
+    grad = torch.randn(2, 3, 33, 4)
+    exact = torch.autograd.grad(function(*wide), wide, grad.double())
+    eager = torch.autograd.grad(function(*arguments), arguments, grad)
+    compiled = torch.compile(function, backend="lynx")
+    found = torch.autograd.grad(compiled(*arguments), arguments, grad)
+    for ours, theirs, reference in zip(found, eager, exact, strict=True):
+        unit = torch.finfo(torch.float32).eps * float(reference.abs().max())
+        assert (ours - reference).abs().max() <= 2 * (theirs - reference).abs().max() + 2 * unit
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def _einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1)
+    return torch.einsum("bhqk,bhkd->bqhd", weights, v)
+
+
+AFTER: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x + 1,
+    "two sums": lambda x: (x + 1) * 2,
+    "strided": lambda x: (x + 1).as_strided((2, 40), (96, 1)),
+    "view": lambda x: (x + 1).view(2, 3, -1) if x.is_contiguous() else x,
+    "turned": lambda x: x.transpose(1, 2) + 1,
+    "parts": lambda x: torch.cat([part + 1 for part in x.chunk(2, -1)], -1),
+    "dropped": lambda x: F.dropout(x, 0.4),
+    "drawn": lambda x: torch.rand_like(x) + x,
+    "in place": lambda x: (x * 2).mul_(3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize("attention", [attend, _sdpa, _einsum])
+def test_results_lie_in_memory_as_in_eager(attention: Function, after: str) -> None:
+    """So do those of what follows, and noise falls on the same elements."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return AFTER[after](attention(q, k, v))
+
+    arguments = operands()
+    compiled = torch.compile(function, backend="lynx")
+    torch.manual_seed(5)
+    expected = function(*arguments)
+    torch.manual_seed(5)
+    found = compiled(*arguments)
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected)
+
+
+def copies_of(function: Function) -> int:
+    arguments = operands()
+    assert is_found(function, *arguments)
+    forward = lynx.explain(function, *arguments).graphs[0]
+    assert forward.imported is not None
+    return sum(op.name == "copy" for op in forward.imported.ops)
+
+
+def test_what_is_rearranged_at_once_is_not_copied() -> None:
+    """Heads that are brought together again, as models do, cost nothing."""
+    assert copies_of(lambda q, k, v: attend(q, k, v) + 1)
+    assert not copies_of(lambda q, k, v: attend(q, k, v).transpose(1, 2).reshape(2, 8, -1))
+
+
+def test_tensors_without_memory() -> None:
+    """Forward derivatives make zeros that lie nowhere: they are made real, or left to torch."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return torch.func.jvp(lambda x: (x @ k.mT) @ v, (q,), (v,))
+
+    q, k, v = (torch.randn(6, 8, 8, requires_grad=True) for _ in range(3))
+    expected = torch.autograd.grad([x.sum() for x in function(q, k, v)], (q, k, v))
+    compiled = torch.compile(function, backend="lynx")
+    found = torch.autograd.grad([x.sum() for x in compiled(q, k, v)], (q, k, v))
+    torch.testing.assert_close(found, expected)
+    with pytest.warns(RuntimeWarning, match="no-memory"):
+        zeros = torch.compile(torch.sin, backend="lynx")(torch._efficientzerotensor((4, 5)))
+    assert torch.equal(zeros, torch.zeros(4, 5))
