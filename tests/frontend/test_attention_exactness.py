@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -19,6 +20,7 @@ def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
+    gc.collect()  # Dynamo forgets what has died before it forgets the rest
     torch._dynamo.reset()
 
 
