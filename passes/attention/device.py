@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from lynx.ir.dims import Dim, is_equal, product
+from lynx.ir.dims import Dim
 from lynx.ir.errors import CompileError
 from lynx.ir.kernel import Index, Kernel, Store
 from lynx.ir.ops.attention import Attending, AttentionBackward
 from lynx.ir.score import is_plain
 from lynx.ir.types import DType, TensorType
+from lynx.passes.layouts import is_dense
 from lynx.passes.target import Target
 
 from .differentiate import GRAD_DOT, derivative_kernel
@@ -68,19 +69,11 @@ def is_apart(store: Store, derivative: Kernel) -> bool:
 
 def _are_apart(index: Index, sizes: dict[str, Dim]) -> bool:
     """Whether an index is another one for each combination of positions along the axes."""
-    pending: list[tuple[Dim, Dim]] = []
+    axes: list[str] = []
     for term in index.terms:
         if not isinstance(term.of, str) or term.divisor != 1 or term.modulus is not None:
             return False
-        pending.append((term.stride, sizes[term.of]))
-    axes = [term.of for term in index.terms]
+        axes.append(term.of)
     if any(size != 1 and axes.count(axis) != 1 for axis, size in sizes.items()):
         return False
-    below: Dim = 1
-    while pending:
-        found = next((one for one in pending if is_equal(one[0], below)), None)
-        if found is None:
-            return False
-        pending.remove(found)
-        below = product((below, found[1]))
-    return True
+    return is_dense(tuple(sizes[axis] for axis in axes), tuple(t.stride for t in index.terms))

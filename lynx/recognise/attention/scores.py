@@ -17,7 +17,7 @@ from lynx.passes import PassContext
 from lynx.passes.fusion.emit import why_not
 from lynx.recognise.nodes import Refusal
 
-from .axes import Atom, Dims
+from .axes import Dims
 from .plans import Groups, Layout
 from .tracing import CLEAN
 
@@ -89,8 +89,3 @@ def _text(
         raise Refusal("its scores depend on a number that is known only when it runs")
     text, sizes = score_text(Region(parameters, graph.ops, (end,)))
     return text, sizes, places
-
-
-def dims_used(atoms: Sequence[Atom]) -> list[Dim]:
-    """Return the sizes of atoms."""
-    return [atom.size for atom in atoms]
