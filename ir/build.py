@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,7 @@ import lynx.ir.ops  # noqa: F401 - registers every op
 
 from .core import Graph, InputSpec, Mutation, Op, OutputSpec, Value
 from .dims import Dim, SymbolRange, symbol
-from .errors import CompileError
+from .errors import CompileError, UsageError
 from .fields import fields_of
 from .location import UNKNOWN, Location
 from .ops.aten import Aten
@@ -30,7 +31,8 @@ from .parser_values import (
     at_text,
     unknown,
 )
-from .types import DType, Type, is_same_type
+from .sharding import Mesh, Sharding, parse_sharding
+from .types import DType, TensorType, Type, is_same_type
 
 _WRONG_FIELDS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """What the inference of an op may raise for fields that no caller but a text would give it."""
@@ -48,7 +50,7 @@ class GraphBuilder:
 
     def graph(self, node: GraphNode, resources: Mapping[str, Any] | None = None) -> Graph:
         """Return the graph of a node; `Mistake` at the first one."""
-        inputs = tuple([self.input(item) for item in node.inputs])
+        inputs = tuple([self.input(item, node.mesh) for item in node.inputs])
         input_specs = tuple([input_spec(item.attributes) for item in node.inputs])
         ops = tuple([self.op(item) for item in node.ops])
         return Graph(
@@ -70,9 +72,13 @@ class GraphBuilder:
             raise Mistake("duplicate-value", f"{name} is defined twice", name)
         self.values[str(name)] = value
 
-    def input(self, node: InputNode) -> Value:
+    def input(self, node: InputNode, mesh: Mesh | None = None) -> Value:
         """Define and return an input."""
-        value = Value(node.type.type, name=node.name[1:])
+        type_ = node.type.type
+        if mesh is not None and isinstance(type_, TensorType) and type_.sharding is not None:
+            sharding = dataclasses.replace(type_.sharding, mesh=mesh)
+            type_ = dataclasses.replace(type_, sharding=sharding)
+        value = Value(type_, name=node.name[1:])
         self.define(node.name, value)
         return value
 
@@ -239,11 +245,12 @@ def input_spec(attributes: tuple[Attribute, ...]) -> InputSpec:
 
 
 def output_spec(attributes: tuple[Attribute, ...]) -> OutputSpec:
-    """Return the spec of `{strides = [8, 1], alias, saved, group = 1}`."""
-    given = _flags(attributes, ("strides", "alias", "saved", "group"))
+    """Return the spec of `{strides = [8, 1], alias, saved, group = 1, sharding = "dp, _"}`."""
+    given = _flags(attributes, ("strides", "alias", "saved", "group", "sharding"))
     fresh = not given.get("alias", False)
     saved = given.get("saved", False)
-    return OutputSpec(given.get("strides"), fresh, saved, given.get("group", -1))
+    sharding = given.get("sharding")
+    return OutputSpec(given.get("strides"), fresh, saved, given.get("group", -1), sharding)
 
 
 def _flags(attributes: tuple[Attribute, ...], known: tuple[str, ...]) -> dict[str, Any]:
@@ -257,7 +264,11 @@ def _flags(attributes: tuple[Attribute, ...], known: tuple[str, ...]) -> dict[st
     return given
 
 
-_WANTED = {"strides": (tuple, "a list of dimensions"), "group": (int, "an integer")}
+_WANTED = {
+    "strides": (tuple, "a list of dimensions"),
+    "group": (int, "an integer"),
+    "sharding": (Sharding, 'a sharding in quotes, such as "dp, _"'),
+}
 
 
 def _flag(name: Token, value: Any) -> Any:
@@ -265,6 +276,11 @@ def _flag(name: Token, value: Any) -> Any:
         return tuple([_dim(name, part) for part in value])
     if name == "offset":
         return _dim(name, value)
+    if name == "sharding" and isinstance(value, str):
+        try:
+            return parse_sharding(value)
+        except UsageError as error:
+            raise Mistake(error.code, error.message, name) from error
     if isinstance(value, bool) if name not in _WANTED else type(value) is _WANTED[name][0]:
         return value
     wanted = _WANTED[name][1] if name in _WANTED else "true or false"

@@ -13,7 +13,8 @@ import sympy
 from .dims import Dim, SymbolRange, product
 from .errors import CompileError
 from .location import UNKNOWN, Location
-from .sharding import Mesh
+from .shard_rules import ShardingError, result_shardings
+from .sharding import Mesh, Sharding
 from .space import IterationSpace
 from .types import TensorType, Type
 
@@ -93,13 +94,15 @@ class Op:
     Class attributes: `name` is the op's name in text; `is_random` marks ops that draw from a
     random generator (kept in order, never merged or removed); `is_view` those whose result may
     share memory with their first operand; `is_elementwise` those that may write over an operand
-    of the result's type; `shape_attributes` names the attributes that hold the shape of result 0.
+    of the result's type; `changes_sharding` marks collectives; `shape_attributes` names the
+    attributes that hold the shape of result 0.
     """
 
     name: ClassVar[str] = ""
     is_random: ClassVar[bool] = False
     is_view: ClassVar[bool] = False
     is_elementwise: ClassVar[bool] = False
+    changes_sharding: ClassVar[bool] = False
     shape_attributes: ClassVar[tuple[str, ...]] = ()
     registry: ClassVar[dict[str, type[Op]]] = {}
     operand_fields: ClassVar[tuple[str, ...]] = ()
@@ -129,15 +132,46 @@ class Op:
         for name in self.operand_fields:
             _collect(getattr(self, name), operands)
         object.__setattr__(self, "operands", tuple(operands))
-        types = self.infer()
-        if not isinstance(types, tuple):
-            types = (types,)
+        types = _tuple(self.infer())
         results = tuple(Value(type_, self, index) for index, type_ in enumerate(types))
         object.__setattr__(self, "results", results)
+        if self.changes_sharding or any(_lies(operand.type) for operand in self.operands):
+            for result, type_ in zip(results, self._sharded(types), strict=True):
+                result.type = type_
 
     def infer(self) -> Type | tuple[Type, ...]:
         """Check the op and return the types of its results; raise `CompileError` if ill-typed."""
         raise NotImplementedError(type(self).__name__)
+
+    def result_types(self) -> tuple[Type, ...]:
+        """Return the types of the results, with how they lie on the mesh if an operand says so."""
+        types = _tuple(self.infer())
+        if self.changes_sharding or any(_lies(operand.type) for operand in self.operands):
+            return self._sharded(types)
+        return types
+
+    def _sharded(self, types: tuple[Type, ...]) -> tuple[Type, ...]:
+        shardings = self.derive_shardings() or (None,) * len(types)
+        return tuple(
+            dataclasses.replace(type_, sharding=sharding)
+            if isinstance(type_, TensorType)
+            else type_
+            for type_, sharding in zip(types, shardings, strict=True)
+        )
+
+    def derive_shardings(self) -> tuple[Sharding, ...] | None:
+        """Return how the results lie on the mesh; None if each device has the whole of them.
+
+        `CompileError` where the op cannot run on the parts of its operands.
+        """
+        given = tuple(_lies(operand.type) for operand in self.operands)
+        mesh = next((one.mesh for one in given if one is not None and one.mesh is not None), None)
+        try:
+            return result_shardings(
+                self.space(), given, mesh, moves=self.is_view, random=self.is_random
+            )
+        except ShardingError as error:
+            raise self.error(error.code, f"cannot run on parts: {error.reason}") from None
 
     def space(self) -> IterationSpace | None:
         """Return the iteration space, or None for an op that has none (an `aten` op)."""
@@ -218,6 +252,14 @@ class Op:
         return inspect.getdoc(cls).splitlines()[0] if cls.__doc__ else ""  # type: ignore[union-attr]
 
 
+def _tuple(types: Type | tuple[Type, ...]) -> tuple[Type, ...]:
+    return types if isinstance(types, tuple) else (types,)
+
+
+def _lies(type_: Type) -> Sharding | None:
+    return type_.sharding if isinstance(type_, TensorType) else None
+
+
 def _holds_operands(annotation: str) -> bool:
     return any(word in annotation for word in ("Value", "Operand", "Argument"))
 
@@ -274,13 +316,15 @@ class OutputSpec:
 
     `strides` are the strides it must have (None: any). A `fresh` output shares no memory with an
     input, nor with an output of another group; group -1 is a group of its own. A `saved` output is
-    kept for backward and never seen by the user.
+    kept for backward and never seen by the user. `sharding` is how it lies on the mesh (None:
+    nothing is promised).
     """
 
     strides: tuple[Dim, ...] | None = None
     fresh: bool = True
     saved: bool = False
     group: int = -1
+    sharding: Sharding | None = None
 
 
 @dataclass(frozen=True, slots=True)

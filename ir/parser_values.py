@@ -16,7 +16,7 @@ from .core import Foreign
 from .dims import Dim, floor_div, maximum, minimum, remainder, simplify, symbol
 from .location import Location
 from .printer import WORDS
-from .sharding import Mesh, Partial, Sharding
+from .sharding import Mesh, Partial, Split, sharding_of
 from .types import DType, OpaqueType, ScalarType, TensorType, Type
 
 _DTYPES = {dtype.value: dtype for dtype in DType}
@@ -128,7 +128,7 @@ class DimNode(NamedTuple):
     """A dimension of a tensor type with the mesh axes that split it."""
 
     size: Dim
-    axes: tuple[str, ...]
+    split: Split
 
 
 def _present(items: Iterable[_T | None]) -> tuple[_T, ...]:
@@ -326,8 +326,8 @@ class Reader(Transformer[Token, Any]):
         dims = [item for item in rest if isinstance(item, DimNode)]
         partial = tuple(item for item in rest if isinstance(item, Partial))
         sharding = None
-        if partial or replicated or any(dim.axes for dim in dims):
-            sharding = Sharding(tuple(dim.axes for dim in dims), partial)
+        if partial or replicated or any(dim.split.axes for dim in dims):
+            sharding = sharding_of(tuple(dim.split for dim in dims), partial, None)
         shape = tuple(dim.size for dim in dims)
         return TypeNode(TensorType(dtype, shape, device or "cpu", sharding), name)
 
@@ -342,8 +342,9 @@ class Reader(Transformer[Token, Any]):
             kind = unquote(token.update(value=kind))
         return TypeNode(OpaqueType(kind), token)
 
-    def dim(self, size: Any, axes: tuple[str, ...] | None) -> DimNode:
-        return DimNode(_dim(size), axes or ())
+    def dim(self, size: Any, axes: tuple[str, ...] | None, unit: Token | None) -> DimNode:
+        split = Split(axes or (), 1 if unit is None else to_integer(unit))
+        return DimNode(_dim(size), split)
 
     def axes(self, *names: str) -> tuple[str, ...]:
         return tuple(str(name) for name in names)

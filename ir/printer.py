@@ -332,6 +332,7 @@ def _output_spec(spec: OutputSpec) -> str:
     parts += [] if spec.fresh else ["alias"]
     parts += ["saved"] if spec.saved else []
     parts += [f"group = {spec.group}"] if spec.group != -1 else []
+    parts += [f'sharding = "{spec.sharding.spec}"'] if spec.sharding is not None else []
     return f" {{{', '.join(parts)}}}" if parts else ""
 
 

@@ -128,12 +128,9 @@ class TensorType:
         texts = [format_dim(dim) for dim in self.shape]
         if self.sharding is None:
             return texts
-        for index, axes in enumerate(self.sharding.dims[: self.rank]):
-            names = [quote_name(axis) for axis in axes]
-            if len(names) == 1:
-                texts[index] += f" @ {names[0]}"
-            elif names:
-                texts[index] += f" @ ({', '.join(names)})"
+        for index, split in enumerate(self.sharding.splits[: self.rank]):
+            if split.axes:
+                texts[index] += f" @ {split}"
         return texts
 
 

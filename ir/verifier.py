@@ -18,7 +18,10 @@
 10. A sharding has an entry for each dimension (`sharding-rank`), uses a mesh axis once
     (`axis-used-twice`), combines partial values in a known way (`unknown-reduction`), and names
     axes of the graph's mesh, if it has one (`unknown-axis`).
-11. A region keeps these invariants like a graph, with values of its own only. It holds no region,
+11. An output lies on the mesh as promised (`output-sharding`). How values lie is derived from the
+    operands of each op (`Op.derive_shardings`), so a collective that is missing, doubled or wrong
+    is an error of types.
+12. A region keeps these invariants like a graph, with values of its own only. It holds no region,
     and no op that draws random numbers, has an effect or reads a resource (`bad-region`).
 
 The first broken invariant is reported, with the op and the place in the user's model.
@@ -37,7 +40,7 @@ from .errors import CompileError
 from .ops.aten import Resource
 from .ops.fusion import Region
 from .printer import format_op, format_range
-from .sharding import REDUCTIONS, Sharding
+from .sharding import REDUCTIONS, Sharding, replicated
 from .types import OpaqueType, ScalarType, TensorType, Type, is_same_type
 
 
@@ -132,8 +135,7 @@ class _Verifier:
         for index, result in enumerate(op.results):
             if result.op is not op or result.index != index:
                 raise self.fail("foreign-result", f"result {index} is not the op's own", op)
-        inferred = op.infer()
-        types = inferred if isinstance(inferred, tuple) else (inferred,)
+        types = op.result_types()
         if len(types) != len(op.results):
             counts = f"{len(op.results)} results, inference gives {len(types)}"
             raise self.fail("type-mismatch", f"has {counts}", op)
@@ -229,6 +231,15 @@ class _Verifier:
             if value not in self.defined:
                 raise self.undefined(value, f"output {index}")
             self.check_strides(spec.strides, value.type, f"output {index}")
+            self.check_promise(spec, value, index)
+
+    def check_promise(self, spec: OutputSpec, value: Value, index: int) -> None:
+        if spec.sharding is None or not isinstance(value.type, TensorType):
+            return
+        actual = value.type.sharding or replicated(value.type.rank)
+        if actual != spec.sharding:
+            message = f"output {index} lies as {actual}, promised was {spec.sharding}"
+            raise self.fail("output-sharding", message)
 
     def check_mutations(self) -> None:
         inputs = set(self.graph.inputs)

@@ -27,14 +27,19 @@ from lynx.ir.dims import (
 S, T, U = symbol("s0"), symbol("s1"), symbol("u0")
 
 
+def divisor(size: Any) -> Any:
+    """Return what may be divided by: also what was not evaluated may be zero."""
+    return 3 if is_equal(sympy.sympify(size).doit(), 0) else size
+
+
 def combine(a: Any, b: Any) -> Any:
     """Return a strategy for every way to combine two expressions."""
     ways: list[Callable[[], Any]] = [
         lambda: a + b,
         lambda: a - b,
         lambda: a * b,
-        lambda: floor_div(a, b if b != 0 else 3),
-        lambda: remainder(a, b if b != 0 else 3),
+        lambda: floor_div(a, divisor(b)),
+        lambda: remainder(a, divisor(b)),
         lambda: minimum(a, b),
         lambda: maximum(a, b),
         lambda: -a,
