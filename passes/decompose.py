@@ -22,6 +22,7 @@ from .decompose_normalization import NORMALIZATION_RULES
 from .decompose_pooling import POOLING_RULES
 from .decompose_reduction import REDUCTION_RULES
 from .decompose_softmax import SOFTMAX_RULES
+from .decompose_windows import WINDOW_RULES
 from .requirements import IS_GRAPH
 from .rewrite import rewrite
 from .target import Target
@@ -37,6 +38,7 @@ RULES = (
     *NLL_LOSS_RULES,
     *POOLING_RULES,
     *LINEAR_RULES,
+    *WINDOW_RULES,
 )
 
 COMPOSITE: tuple[type[Op], ...] = tuple(kind for rule in RULES for kind in rule.kinds)

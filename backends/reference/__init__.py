@@ -15,6 +15,7 @@ from . import (
     normalization,
     random,
     reduction,
+    windows,
 )
 from .evaluate import bind_symbols, evaluate, run
 from .kernels import run_kernel
@@ -35,6 +36,7 @@ RULE_MODULES = (
     normalization,
     random,
     reduction,
+    windows,
 )
 """Importing them fills the table of rules."""
 

@@ -52,6 +52,13 @@ from .collective import (
     Replicate,
     Shard,
 )
+from .communication import (
+    Communication,
+    LocalAllGather,
+    LocalAllReduce,
+    LocalAllToAll,
+    LocalReduceScatter,
+)
 from .convolution import (
     Convolution,
     ConvolutionBackwardInput,
@@ -315,6 +322,7 @@ from .sorting import (
     Sort,
     TopK,
 )
+from .windows import EmbeddingWindow, EmbeddingWindowBackward, GatherWindow
 
 __all__ = [
     "Absolute",
@@ -372,6 +380,7 @@ __all__ = [
     "Ceil",
     "Clamp",
     "Collective",
+    "Communication",
     "Comparison",
     "Concatenate",
     "Convolution",
@@ -400,6 +409,8 @@ __all__ = [
     "EluBackward",
     "Embedding",
     "EmbeddingBackward",
+    "EmbeddingWindow",
+    "EmbeddingWindowBackward",
     "Empty",
     "Equal",
     "Erf",
@@ -418,6 +429,7 @@ __all__ = [
     "Full",
     "Fused",
     "Gather",
+    "GatherWindow",
     "Gelu",
     "GeluBackward",
     "Greater",
@@ -454,6 +466,10 @@ __all__ = [
     "LessEqual",
     "LinearCrossEntropy",
     "LinearCrossEntropyBackward",
+    "LocalAllGather",
+    "LocalAllReduce",
+    "LocalAllToAll",
+    "LocalReduceScatter",
     "Log",
     "Log1p",
     "Log2",

@@ -15,6 +15,7 @@ from lynx.ir.ops.scatter import (
     ScatterReduce,
 )
 from lynx.ir.ops.sorting import Histogram, KthValue, Median, Mode, SearchSorted, Sort, TopK
+from lynx.ir.ops.windows import EmbeddingWindow, EmbeddingWindowBackward, GatherWindow
 from lynx.ir.types import DType, TensorType
 
 from . import Sample
@@ -32,6 +33,13 @@ SAMPLES = [
     Sample(Embedding(tensor(10, 7), index(dtype=DType.I32)), {1: (0, 10)}),
     Sample(Embedding(tensor(10, 7), index(0, 3)), {1: (0, 10)}),
     Sample(EmbeddingBackward(tensor(2, 3, 7), index(2, 3), 10), {1: (0, 10)}),
+    Sample(EmbeddingWindow(tensor(10, 7), index(2, 3)), {1: (0, 10)}),
+    Sample(EmbeddingWindow(tensor(5, 7), index(4, 3), 3), {1: (0, 12)}),
+    Sample(EmbeddingWindowBackward(tensor(2, 3, 7), index(2, 3), 10), {1: (0, 10)}),
+    Sample(EmbeddingWindowBackward(tensor(6, 7), index(6), 4, 5, 3), {1: (0, 12)}),
+    Sample(GatherWindow(X, index(5, 3), 1), {1: (0, 6)}),
+    Sample(GatherWindow(X, index(2, 6), 0, 2), {1: (0, 9)}),
+    Sample(GatherWindow(LONG, index(5, 6), 0, 1), {1: (0, 9)}),
     Sample(EmbeddingBackward(tensor(5, 7), index(5), 4, 2, True), {1: (0, 4)}),
     Sample(Gather(X, index(5, 3), 1), {1: (0, 6)}),
     Sample(Gather(X, index(2, 6), 0), {1: (0, 5)}),

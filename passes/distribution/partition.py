@@ -1,0 +1,205 @@
+"""Rewrite a graph whose values are laid out on a mesh into one with explicit collectives.
+
+Each op runs over parts of its operands as its strategy says (see `strategy`); where a value lies
+otherwise than an op needs it, the cheapest collectives bring it there, once for all users. Types of
+the new graph are derived from op to op, so that the verifier proves that no collective is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from lynx.ir.core import Graph, Mutation, Op, OutputSpec, Value
+from lynx.ir.errors import InternalError
+from lynx.ir.location import Location
+from lynx.ir.ops.collective import Replicate
+from lynx.ir.sharding import Partial, Sharding, Split, replicated, sharding_of
+from lynx.ir.space import IterationSpace
+from lynx.ir.types import TensorType
+
+from .alternatives import alternative, replacement
+from .annotations import Annotations
+from .pending import Pending
+from .propagate import Layouts
+from .redistribute import Redistribution
+from .strategy import Strategist, operand_sharding, space_of
+
+
+def partition(graph: Graph, layouts: Layouts, annotations: Annotations) -> Graph:
+    """Return the graph with collectives, in which every value lies as its type says."""
+    return _Partition(graph, layouts, annotations).run()
+
+
+class _Partition:
+    def __init__(self, graph: Graph, layouts: Layouts, annotations: Annotations) -> None:
+        self.graph, self.layouts, self.annotations = graph, layouts, annotations
+        self.mesh = layouts.mesh
+        self.ops: list[Op] = []
+        self.made: dict[Value, Value] = {}
+        self.forms: dict[tuple[Value, Sharding], Value] = {}
+        self.spaces: dict[Op, IterationSpace | None] = {}
+        self.splits: dict[Op, Mapping[str, Split]] = {}
+
+    def run(self) -> Graph:
+        self._choose()
+        waiting = Pending(self.graph, self.spaces, self.splits, self.mesh).run()
+        inputs = tuple(map(self._input, self.graph.inputs))
+        for op in self.graph.ops:
+            self._place(op, waiting)
+        outputs, specs = self._outputs()
+        mutations = tuple(map(self._mutation, self.graph.mutations))
+        return dataclasses.replace(
+            self.graph,
+            inputs=inputs,
+            ops=tuple(self.ops),
+            outputs=outputs,
+            output_specs=specs,
+            mutations=mutations,
+            mesh=self.mesh,
+        )
+
+    def _choose(self) -> None:
+        strategist = Strategist(self.mesh)
+        for op in self.graph.ops:
+            operands = [self.layouts.placed(value) for value in op.operands]
+            results = [self.layouts.placed(value) for value in op.results]
+            other = alternative(op)
+            space = space_of(op if other is None else other)
+            splits = strategist.choose(space, operands, results)
+            if other is not None:
+                plain = space_of(op)
+                if plain is not None and space is not None and _runs_as(plain, space, splits):
+                    space = plain
+            self.spaces[op], self.splits[op] = space, splits
+
+    def _input(self, value: Value) -> Value:
+        sharding = self.layouts.of(value)
+        type_ = value.type
+        if isinstance(type_, TensorType) and sharding is not None:
+            type_ = dataclasses.replace(type_, sharding=sharding)
+        made = self.made[value] = Value(type_, name=value.name)
+        return made
+
+    # ops
+
+    def _place(self, op: Op, waiting: Mapping[Value, Sequence[Partial]]) -> None:
+        """Add an op over parts of its operands, and bring its results to where they shall lie."""
+        space, splits = self.spaces[op], self.splits[op]
+        chosen = replacement(op, splits, space)
+        operands: list[Value] = []
+        for position, operand in enumerate(op.operands):
+            wanted = self._needed(op, position, space, splits, waiting)
+            form = self.made[operand] if wanted is None else self._form(operand, wanted, op.loc)
+            operands.append(form)
+        made = chosen.with_operands(tuple(operands))
+        self.ops.append(made)
+        for old, new in zip(op.results, made.results, strict=True):
+            self._settle(old, new, waiting.get(old, ()), op.loc)
+
+    def _needed(
+        self, op: Op, position: int, space: IterationSpace | None, splits: Mapping[str, Split],
+        waiting: Mapping[Value, Sequence[Partial]],
+    ) -> Sharding | None:  # fmt: skip
+        """Return how an operand must lie; None for what is no tensor."""
+        operand = op.operands[position]
+        if not isinstance(operand.type, TensorType):
+            return None
+        if space is None:
+            return replicated(operand.type.rank, self.mesh)
+        sharding = operand_sharding(space, space.operands[position], splits, self.mesh)
+        assert sharding is not None
+        return sharding_of(sharding.splits, tuple(waiting.get(operand, ())), self.mesh)
+
+    def _settle(self, old: Value, new: Value, waiting: Sequence[Partial], loc: Location) -> None:
+        """Reduce what does not wait, and lay a new result out as was decided."""
+        self.made[old] = new
+        wanted = self.layouts.of(old)
+        if wanted is None or not isinstance(new.type, TensorType):
+            return
+        given = new.type.sharding
+        if given is not None and waiting:
+            # It is laid out where the sum is taken.
+            wanted = sharding_of(given.splits, tuple(waiting), self.mesh)
+        if given is None and wanted.is_replicated:
+            return
+        self.made[old] = self._moved(new, wanted, loc)
+
+    def _form(self, operand: Value, wanted: Sharding, loc: Location) -> Value:
+        """Return an operand in another form, made once."""
+        value = self.made[operand]
+        given = value.tensor_type.sharding
+        if given == wanted or (given is None and wanted.is_replicated):
+            return value
+        return self._moved(value, wanted, loc)
+
+    def _moved(self, value: Value, wanted: Sharding, loc: Location) -> Value:
+        """Bring a value to another sharding by collectives, each added once."""
+        type_ = value.tensor_type
+        if type_.sharding is None:
+            axes, sizes = zip(*self.mesh.axes, strict=True)
+            value = self._add(value, Replicate(value, axes, sizes, loc=loc))
+            type_ = value.tensor_type
+        assert type_.sharding is not None
+        steps = Redistribution(
+            type_.sharding, wanted, type_.shape, type_.dtype.itemsize, self.mesh
+        ).steps
+        for step in steps:
+            op = step.emit(value)
+            value = self._add(value, dataclasses.replace(op, loc=loc))
+        if value.tensor_type.sharding != wanted:
+            raise InternalError("not-reached", f"{value.type} was to lie as {wanted}", loc)
+        return value
+
+    def _add(self, source: Value, op: Op) -> Value:
+        """Add a collective, or take the equal one that is there."""
+        (result,) = op.results
+        sharding = result.tensor_type.sharding
+        assert sharding is not None
+        known = self.forms.get((source, sharding))
+        if known is not None:
+            return known
+        self.ops.append(op)
+        self.forms[source, sharding] = result
+        return result
+
+    # the end
+
+    def _outputs(self) -> tuple[tuple[Value | None, ...], tuple[OutputSpec, ...]]:
+        promised = self.annotations.outputs or (None,) * len(self.graph.outputs)
+        outputs: list[Value | None] = []
+        specs: list[OutputSpec] = []
+        for output, spec, wanted in zip(
+            self.graph.outputs, self.graph.output_specs, promised, strict=True
+        ):
+            if output is None or not isinstance(output.type, TensorType):
+                outputs.append(None if output is None else self.made[output])
+                specs.append(spec)
+                continue
+            made = self.made[output]
+            if wanted is not None:
+                made = self._form(output, wanted, _where(output))
+            lies = made.tensor_type.sharding or replicated(made.tensor_type.rank, self.mesh)
+            outputs.append(made)
+            specs.append(dataclasses.replace(spec, sharding=lies))
+        return tuple(outputs), tuple(specs)
+
+    def _mutation(self, mutation: Mutation) -> Mutation:
+        target = self.made[mutation.target]
+        value = self.made[mutation.value]
+        if isinstance(target.type, TensorType):
+            sharding = target.type.sharding
+            assert sharding is not None
+            if value.tensor_type.sharding is None:
+                value = self._moved(value, sharding, _where(mutation.value))
+            value = self._moved(value, sharding, _where(mutation.value))
+        return Mutation(target, value)
+
+
+def _runs_as(plain: IterationSpace, other: IterationSpace, splits: Mapping[str, Split]) -> bool:
+    """Whether the factors that are cut are of the same kind in both spaces."""
+    return all(plain.factor(name).kind is other.factor(name).kind for name in splits)
+
+
+def _where(value: Value) -> Location:
+    return value.op.loc if value.op is not None else Location()

@@ -1,0 +1,204 @@
+"""Propagate shardings from a few annotated tensors to all values of a graph.
+
+As in GSPMD and Shardy, annotations flow through the factors of ops, forward and backward, until
+nothing changes: first those of the highest priority, through elementwise ops and views before
+contractions. What lies somewhere already is never changed, so the result depends on the
+annotations and the order of the graph alone. Each split keeps its reason.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lynx.ir.core import Graph, Op, Value
+from lynx.ir.shard_rules import axis_split
+from lynx.ir.sharding import Mesh, Sharding, Split, replicated, sharding_of
+from lynx.ir.space import FactorKind, IndexMap, IterationSpace
+from lynx.ir.traversal import users
+from lynx.ir.types import TensorType
+
+from .annotations import PARAMETER_PRIORITY, Annotations
+from .strategy import Placed, Proposal, accept, proposals, space_of
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a mesh axis splits a dimension: an annotation, or an op with the tensor it came from."""
+
+    op: Op | None
+    source: Value | None = None
+
+    def __str__(self) -> str:
+        if self.op is None:
+            return "annotated"
+        return f"through {self.op.name} at {self.op.loc}"
+
+
+@dataclass
+class Layouts:
+    """How each value is to lie, the priority of each of its axes, and the reasons."""
+
+    mesh: Mesh
+    shardings: dict[Value, Sharding] = field(default_factory=dict)
+    priorities: dict[Value, dict[str, int]] = field(default_factory=dict)
+    reasons: dict[Value, dict[str, Reason]] = field(default_factory=dict)
+
+    def of(self, value: Value) -> Sharding | None:
+        """Return the sharding of a tensor, whole if nothing was found; None for other values."""
+        found = self.shardings.get(value)
+        if found is None and isinstance(value.type, TensorType):
+            return replicated(value.type.rank, self.mesh)
+        return found
+
+    def priorities_of(self, value: Value) -> Mapping[str, int]:
+        """Return the priority of each axis that splits a value."""
+        return self.priorities.get(value, {})
+
+    def placed(self, value: Value) -> Placed | None:
+        """Return a value as a tensor of an op; None if it is none."""
+        sharding = self.of(value)
+        if sharding is None or not isinstance(value.type, TensorType):
+            return None
+        return Placed(value.type, sharding, self.priorities_of(value))
+
+
+def propagate(graph: Graph, annotations: Annotations) -> Layouts:
+    """Return how every value of a graph is to lie on the mesh."""
+    return _Propagation(graph, annotations).run()
+
+
+class _Propagation:
+    def __init__(self, graph: Graph, annotations: Annotations) -> None:
+        self.graph, self.annotations = graph, annotations
+        self.mesh = annotations.mesh
+        self.layouts = Layouts(self.mesh)
+        self.users = users(graph)
+        self.place = {op: index for index, op in enumerate(graph.ops)}
+        self.spaces: dict[Op, IterationSpace | None] = {op: space_of(op) for op in graph.ops}
+        self.tiers = {op: _tier(op, self.spaces[op]) for op in graph.ops}
+        self.fixed: set[Value] = set(graph.inputs)
+        self.queue: list[tuple[int, int]] = []
+        self.queued: set[Op] = set()
+
+    def run(self) -> Layouts:
+        seeds = self._seeds()
+        for priority in sorted({priority for _, _, priority in seeds}):
+            for value, sharding, level in seeds:
+                if level == priority:
+                    self._seed(value, sharding, priority)
+            self._spread(priority)
+        return self.layouts
+
+    def _seeds(self) -> list[tuple[Value, Sharding, int]]:
+        """Return annotated values with the axes of each priority."""
+        seeds: list[tuple[Value, Sharding, int]] = []
+        for value, annotation in zip(self.graph.inputs, self.annotations.inputs, strict=True):
+            if annotation is None:
+                continue
+            if annotation.open:
+                self.fixed.discard(value)
+            priorities = [annotation.priority_of(axis) for axis in annotation.sharding.axes]
+            seeds += [(value, annotation.sharding, p) for p in sorted(set(priorities))]
+            self.layouts.shardings[value] = annotation.sharding
+            levels = dict(zip(annotation.sharding.axes, priorities, strict=True))
+            self.layouts.priorities[value] = levels
+            reasons = dict.fromkeys(levels, Reason(None))
+            self.layouts.reasons[value] = reasons
+        given = self.annotations.output_priorities
+        for index, (output, sharding) in enumerate(
+            zip(self.graph.outputs, self.annotations.outputs, strict=False)
+        ):
+            if output is not None and sharding is not None and output not in self.fixed:
+                level = given[index] if index < len(given) else PARAMETER_PRIORITY
+                seeds.append((output, sharding, level))
+        return seeds
+
+    def _seed(self, value: Value, sharding: Sharding, priority: int) -> None:
+        if value.op is not None:
+            self._assign(value, sharding.splits, priority, Reason(None))
+        self._touch(value)
+
+    def _touch(self, value: Value) -> None:
+        """Look again at the ops around a value."""
+        ops = [*self.users.get(value, ())]
+        if value.op is not None:
+            ops.append(value.op)
+        for op in ops:
+            if op not in self.queued and self.spaces.get(op) is not None:
+                self.queued.add(op)
+                heapq.heappush(self.queue, (self.tiers[op], self.place[op]))
+
+    def _spread(self, priority: int) -> None:
+        while self.queue:
+            _, index = heapq.heappop(self.queue)
+            op = self.graph.ops[index]
+            self.queued.discard(op)
+            self._step(op, priority)
+
+    def _step(self, op: Op, priority: int) -> None:
+        space = self.spaces[op]
+        if space is None:
+            return
+        values = (*op.operands, *op.results)
+        maps = (*space.operands, *space.results)
+        placed = [self.layouts.placed(value) for value in values]
+        found = [p for p in proposals(space, placed, maps, self.mesh) if p.priority <= priority]
+        taken = accept(found)
+        if not taken:
+            return
+        for value, index_map in zip(values, maps, strict=True):
+            if value not in self.fixed and isinstance(value.type, TensorType):
+                self._project(op, value, space, index_map, taken, found, values)
+
+    def _project(
+        self, op: Op, value: Value, space: IterationSpace, index_map: IndexMap,
+        taken: Mapping[str, Split], found: Sequence[Proposal], values: Sequence[Value],
+    ) -> None:  # fmt: skip
+        """Split the dimensions of a value as the factors of an op are."""
+        wanted = [axis_split(space, axis, taken, self.mesh) for axis in index_map]
+        splits = tuple(split if split is not None else Split() for split in wanted)
+        if not any(split.axes for split in splits):
+            return
+        by_axis: dict[str, Proposal] = {}
+        for proposal in found:
+            for axis in proposal.split.axes:
+                by_axis.setdefault(axis, proposal)
+        for dim, split in enumerate(splits):
+            if split.axes:
+                proposal = by_axis[split.axes[-1]]
+                reason = Reason(op, values[proposal.tensor])
+                one = tuple(split if index == dim else Split() for index in range(len(splits)))
+                self._assign(value, one, proposal.priority, reason)
+
+    def _assign(self, value: Value, splits: Sequence[Split], priority: int, reason: Reason) -> None:
+        """Split open dimensions of a value; what it is split by already stays."""
+        current = self.layouts.of(value)
+        assert current is not None
+        dims = list(current.splits)
+        used = set(current.axes)
+        changed = False
+        for dim, wanted in enumerate(splits):
+            have = dims[dim]
+            if wanted.axes[: len(have.axes)] != have.axes or wanted == have or not wanted.axes:
+                continue
+            added = wanted.axes[len(have.axes) :]
+            if not added or used.intersection(added) or (have.axes and have.unit != wanted.unit):
+                continue
+            dims[dim] = wanted
+            used.update(added)
+            changed = True
+            for axis in added:
+                self.layouts.priorities.setdefault(value, {})[axis] = priority
+                self.layouts.reasons.setdefault(value, {})[axis] = reason
+        if changed:
+            self.layouts.shardings[value] = sharding_of(tuple(dims), (), self.mesh)
+            self._touch(value)
+
+
+def _tier(op: Op, space: IterationSpace | None) -> int:
+    """Return when an op is looked at: those that only pass dimensions on come first."""
+    if space is None:
+        return 2
+    return 0 if all(factor.kind is FactorKind.PARALLEL for factor in space.factors) else 1

@@ -1,0 +1,260 @@
+"""How an op runs on a mesh: which of its factors are cut, by which axes.
+
+Tensors propose: an operand or a result that is cut along a dimension would have the factor of that
+dimension cut so. Proposals that need one mesh axis twice contend; lower priorities win, and among
+equals what moves the fewest bytes, with the work that a device would do in vain counted in.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lynx.ir.core import Op, Value
+from lynx.ir.dims import Dim
+from lynx.ir.shard_rules import axis_split, factor_splits
+from lynx.ir.sharding import REDUCTIONS, Mesh, Partial, Sharding, Split, replicated, sharding_of
+from lynx.ir.space import Axis, FactorKind, IndexMap, IterationSpace, Window
+from lynx.ir.types import TensorType
+
+from .redistribute import SYMBOLIC_SIZE, Costs
+
+POINTS_PER_BYTE = 4000.0
+"""How many points of an iteration space are worth a byte on the mesh."""
+_MOST_CONTENDERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor of an op: its type, how it lies or should lie, and the priority of each axis."""
+
+    type: TensorType
+    sharding: Sharding
+    priorities: Mapping[str, int]
+    is_result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One tensor's wish for a factor. Ordered by priority, then by size, the largest first."""
+
+    factor: str
+    split: Split
+    priority: int
+    weight: float
+    tensor: int
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """The key by which proposals are considered."""
+        return self.priority, -self.weight, self.tensor
+
+
+def is_divisible(space: IterationSpace, name: str) -> bool:
+    """Whether parts of a factor can run apart."""
+    factor = space.factor(name)
+    if factor.kind is FactorKind.REDUCTION:
+        return factor.combine in REDUCTIONS
+    return factor.kind is FactorKind.PARALLEL
+
+
+def proposals(
+    space: IterationSpace, placed: Sequence[Placed | None], maps: Sequence[IndexMap], mesh: Mesh
+) -> list[Proposal]:
+    """Return what the tensors of an op propose, in the order in which it is considered."""
+    found: list[Proposal] = []
+    for tensor, (one, index_map) in enumerate(zip(placed, maps, strict=True)):
+        if one is None or not any(one.sharding.dims):
+            continue
+        weight = weight_of(one.type)
+        for axis, split in zip(index_map, one.sharding.splits, strict=True):
+            for name, part in splits_along(space, axis, split, mesh).items():
+                if is_divisible(space, name):
+                    priority = max(one.priorities.get(a, 1) for a in part.axes)
+                    found.append(Proposal(name, part, priority, weight, tensor))
+    return sorted(found, key=lambda proposal: proposal.order)
+
+
+def splits_along(space: IterationSpace, axis: Axis, split: Split, mesh: Mesh) -> dict[str, Split]:
+    """Return how factors are cut where one dimension is; empty if they cannot be."""
+    if not split.axes or not axis or isinstance(axis, Window):
+        return {}
+    sizes = [space.factor(name).size for name in axis]
+    return factor_splits(axis, sizes, split, mesh) or {}
+
+
+def weight_of(type_: TensorType) -> float:
+    """Return the number of elements, with a guess for symbolic sizes."""
+    total = 1.0
+    for dim in type_.shape:
+        total *= dim if isinstance(dim, int) else SYMBOLIC_SIZE
+    return total
+
+
+def accept(found: Sequence[Proposal]) -> dict[str, Split]:
+    """Take proposals in order, as long as no axis is used twice; longer ones extend shorter."""
+    taken: dict[str, Split] = {}
+    for proposal in found:
+        old = taken.get(proposal.factor)
+        if old is not None and not _extends(proposal.split, old):
+            continue
+        others = {a for name, s in taken.items() if name != proposal.factor for a in s.axes}
+        if not others.intersection(proposal.split.axes):
+            taken[proposal.factor] = proposal.split
+    return taken
+
+
+def _extends(longer: Split, shorter: Split) -> bool:
+    count = len(shorter.axes)
+    return longer.axes[:count] == shorter.axes and len(longer.axes) > count
+
+
+def result_sharding(
+    space: IterationSpace, index_map: IndexMap, splits: Mapping[str, Split], mesh: Mesh
+) -> Sharding | None:
+    """Return how a result lies where factors are cut; None if its pieces do not lie together."""
+    dims = [axis_split(space, axis, splits, mesh) for axis in index_map]
+    if any(split is None for split in dims):
+        return None
+    partial: list[Partial] = []
+    for name, split in splits.items():
+        if not any(_mentions(axis, name) for axis in index_map):
+            factor = space.factor(name)
+            if factor.kind is not FactorKind.REDUCTION:
+                return None
+            partial += [Partial(factor.combine, axis) for axis in split.axes]
+    return sharding_of(tuple(split for split in dims if split is not None), tuple(partial), mesh)
+
+
+def operand_sharding(
+    space: IterationSpace, index_map: IndexMap, splits: Mapping[str, Split], mesh: Mesh
+) -> Sharding | None:
+    """Return how an operand has to lie where factors are cut; None if it cannot."""
+    dims = [axis_split(space, axis, splits, mesh) for axis in index_map]
+    if any(split is None for split in dims):
+        return None
+    return sharding_of(tuple(split for split in dims if split is not None), (), mesh)
+
+
+def _mentions(axis: Axis, name: str) -> bool:
+    return name in ((axis.position, axis.offset) if isinstance(axis, Window) else axis)
+
+
+class Strategist:
+    """Chooses which factors of ops are cut; equal questions are answered once."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.costs = Costs(mesh)
+        self._known: dict[object, dict[str, Split]] = {}
+
+    def choose(
+        self, space: IterationSpace | None, operands: Sequence[Placed | None],
+        results: Sequence[Placed | None],
+    ) -> dict[str, Split]:  # fmt: skip
+        """Return how each factor is cut; those that are whole are left out."""
+        if space is None:
+            return {}
+        placed = (*operands, *results)
+        maps = (*space.operands, *space.results)
+        if not any(one is not None and any(one.sharding.dims) for one in placed):
+            return {}
+        key = _key(space, placed)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._choose(space, placed, maps, len(operands))
+        return known
+
+    def _choose(
+        self, space: IterationSpace, placed: Sequence[Placed | None], maps: Sequence[IndexMap],
+        count: int,
+    ) -> dict[str, Split]:  # fmt: skip
+        found = proposals(space, placed, maps, self.mesh)
+        chosen: dict[str, Split] = {}
+        for _, level in itertools.groupby(found, key=lambda proposal: proposal.priority):
+            distinct = list({(p.factor, p.split): p for p in level}.values())[:_MOST_CONTENDERS]
+            best: tuple[float, int] | None = None
+            best_splits = chosen
+            for subset in _subsets(distinct):
+                splits = _merged(chosen, subset)
+                if splits is None:
+                    continue
+                cost = self._cost(space, splits, placed, maps, count)
+                if cost is not None and (best is None or (cost, -len(subset)) < best):
+                    best, best_splits = (cost, -len(subset)), splits
+            chosen = best_splits
+        return chosen
+
+    def _cost(
+        self, space: IterationSpace, splits: Mapping[str, Split], placed: Sequence[Placed | None],
+        maps: Sequence[IndexMap], count: int,
+    ) -> float | None:  # fmt: skip
+        """Return the bytes moved, with work that could be shared counted; None if impossible."""
+        total = _points(space, splits, self.mesh) / POINTS_PER_BYTE
+        for index, (one, index_map) in enumerate(zip(placed, maps, strict=True)):
+            if index < count:
+                wanted = operand_sharding(space, index_map, splits, self.mesh)
+                if wanted is None:
+                    return None
+                given = one.sharding if one is not None else None
+            else:
+                given = result_sharding(space, index_map, splits, self.mesh)
+                if given is None:
+                    return None
+                wanted = one.sharding if one is not None else None
+            if one is not None and given is not None and wanted is not None:
+                total += self.costs(given, wanted, one.type.shape, one.type.dtype.itemsize)
+        return total
+
+
+def _key(space: IterationSpace, placed: Sequence[Placed | None]) -> object:
+    tensors = tuple(
+        None
+        if one is None
+        else (one.type.shape, one.type.dtype, one.sharding, tuple(sorted(one.priorities.items())))
+        for one in placed
+    )
+    return space.factors, space.operands, space.results, tensors
+
+
+def _subsets(found: Sequence[Proposal]) -> list[tuple[Proposal, ...]]:
+    return [
+        subset
+        for count in range(len(found), -1, -1)
+        for subset in itertools.combinations(found, count)
+    ]
+
+
+def _merged(chosen: Mapping[str, Split], subset: Sequence[Proposal]) -> dict[str, Split] | None:
+    """Return the splits with more proposals taken; None where they contend."""
+    splits = dict(chosen)
+    for proposal in subset:
+        old = splits.get(proposal.factor)
+        if old is not None and old != proposal.split and not _extends(proposal.split, old):
+            return None
+        splits[proposal.factor] = proposal.split
+    used = [axis for split in splits.values() for axis in split.axes]
+    return splits if len(used) == len(set(used)) else None
+
+
+def _points(space: IterationSpace, splits: Mapping[str, Split], mesh: Mesh) -> float:
+    total = 1.0
+    for factor in space.factors:
+        size: Dim = factor.size
+        total *= size if isinstance(size, int) else SYMBOLIC_SIZE
+        if factor.name in splits:
+            total /= mesh.size(*splits[factor.name].axes)
+    return total
+
+
+def placed(value: Value, sharding: Sharding | None, priorities: Mapping[str, int]) -> Placed | None:
+    """Return a value as a tensor of an op; None if it is no tensor."""
+    if not isinstance(value.type, TensorType):
+        return None
+    return Placed(value.type, sharding or replicated(value.type.rank), priorities)
+
+
+def space_of(op: Op) -> IterationSpace | None:
+    """Return the space along which an op may be cut; none for ops that draw random numbers."""
+    return None if op.is_random or op.changes_sharding else op.space()
