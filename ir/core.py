@@ -206,6 +206,12 @@ class Op:
         changed = {name: substitute(getattr(self, name), mapping) for name in self.operand_fields}
         return dataclasses.replace(self, **changed)
 
+    def with_operands(self: _O, operands: tuple[Value, ...], **changed: Any) -> _O:
+        """Return the op with other operands, in the order of `Op.operands`, and other fields."""
+        parts = iter(operands)
+        filled = {name: _refill(getattr(self, name), parts) for name in self.operand_fields}
+        return dataclasses.replace(self, **(filled | changed))
+
     def localized(self, operands: tuple[Value, ...], factor: str, start: Dim, size: Dim) -> Op:
         """Return the op restricted to the iterations `start <= i < start + size` of a factor.
 
@@ -213,12 +219,11 @@ class Op:
         `Op.operands`. An op whose attributes depend on the extent or the position in another way
         than `shape_attributes` says overrides this.
         """
-        parts = iter(operands)
-        changed = {name: _refill(getattr(self, name), parts) for name in self.operand_fields}
+        changed: dict[str, Any] = {}
         if self.shape_attributes:
             shape = self._local_shape(factor, size)
             changed |= dict.fromkeys(self.shape_attributes, shape)
-        return dataclasses.replace(self, **changed, **self.local_fields(factor, start, size))
+        return self.with_operands(operands, **changed, **self.local_fields(factor, start, size))
 
     def local_fields(self, factor: str, start: Dim, size: Dim) -> dict[str, Any]:
         """Return other fields that `localized` changes, such as regions."""

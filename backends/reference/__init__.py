@@ -3,6 +3,7 @@
 from . import (
     aten,
     attention,
+    communication,
     convolution,
     elementwise,
     factory,
@@ -17,13 +18,16 @@ from . import (
     reduction,
     windows,
 )
+from .communication import Communicator, communicators
 from .evaluate import bind_symbols, evaluate, run
 from .kernels import run_kernel
+from .mesh import evaluate_on_mesh, run_on_mesh
 from .registry import call_of, covered, means
 
 RULE_MODULES = (
     aten,
     attention,
+    communication,
     convolution,
     elementwise,
     factory,
@@ -42,11 +46,15 @@ RULE_MODULES = (
 
 __all__ = [
     "RULE_MODULES",
+    "Communicator",
     "bind_symbols",
     "call_of",
+    "communicators",
     "covered",
     "evaluate",
+    "evaluate_on_mesh",
     "means",
     "run",
     "run_kernel",
+    "run_on_mesh",
 ]

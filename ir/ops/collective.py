@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from lynx.ir.core import Op, Value
 from lynx.ir.shard_rules import ShardingError, normal_split
-from lynx.ir.sharding import WHOLE, Mesh, Partial, Sharding, Split, replicated, sharding_of
+from lynx.ir.sharding import Mesh, Partial, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import IterationSpace
 from lynx.ir.types import TensorType
 
@@ -67,14 +67,14 @@ class Collective(Op):
             left.remove(pending)
         return tuple(left)
 
-    def _without(self, given: Sharding, dim: int) -> Split:
+    def _without(self, given: Sharding, dim: int, x: TensorType) -> Split:
         """Return what is left of a dimension's split when its innermost axes are gathered."""
         split = self._split(given, dim)
         if split.axes[-len(self.axes) :] != self.axes:
             reason = f"dimension {dim} is not cut by ({', '.join(self.axes)}) innermost"
             raise ShardingError("not-cut", reason)
         kept = split.axes[: -len(self.axes)]
-        return Split(kept, split.unit) if kept else WHOLE
+        return normal_split(Split(kept, split.unit), x.shape[dim], given.mesh)
 
     def _with(self, given: Sharding, dim: int, unit: int, x: TensorType) -> Split:
         """Return a dimension's split when `axes` cut it further."""
@@ -139,7 +139,7 @@ class AllGather(Collective, name="all_gather"):
 
     def changed(self, given: Sharding, x: TensorType) -> Sharding:
         """Leave the dimension whole along the axes."""
-        split = self._without(given, self.dim)
+        split = self._without(given, self.dim, x)
         return sharding_of(_replaced(given.splits, {self.dim: split}), given.partial, given.mesh)
 
 
@@ -158,7 +158,7 @@ class AllToAll(Collective, name="all_to_all"):
         if self.source == self.target:
             raise ShardingError("bad-dim", "source and target are one dimension")
         changed = {
-            self.source: self._without(given, self.source),
+            self.source: self._without(given, self.source, x),
             self.target: self._with(given, self.target, self.unit, x),
         }
         return sharding_of(_replaced(given.splits, changed), given.partial, given.mesh)

@@ -1,0 +1,1 @@
+"""Distribution: which device computes what, and the program of each device."""
