@@ -198,7 +198,8 @@ class _Partition:
 
 def _runs_as(plain: IterationSpace, other: IterationSpace, splits: Mapping[str, Split]) -> bool:
     """Whether the factors that are cut are of the same kind in both spaces."""
-    return all(plain.factor(name).kind is other.factor(name).kind for name in splits)
+    kinds = {factor.name: factor.kind for factor in plain.factors}
+    return all(kinds.get(name) is other.factor(name).kind for name in splits)
 
 
 def _where(value: Value) -> Location:

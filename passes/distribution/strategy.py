@@ -173,7 +173,12 @@ class Strategist:
         found = proposals(space, placed, maps, self.mesh)
         chosen: dict[str, Split] = {}
         for _, level in itertools.groupby(found, key=lambda proposal: proposal.priority):
-            distinct = list({(p.factor, p.split): p for p in level}.values())[:_MOST_CONTENDERS]
+            free = {(p.factor, p.split): p for p in level if _merged(chosen, (p,)) is not None}
+            distinct = list(free.values())[:_MOST_CONTENDERS]
+            agreed = _agreed(space, chosen, distinct, placed, maps[:count], self.mesh)
+            if agreed is not None:
+                chosen = agreed
+                continue
             best: tuple[float, int] | None = None
             best_splits = chosen
             for subset in _subsets(distinct):
@@ -224,6 +229,50 @@ def _subsets(found: Sequence[Proposal]) -> list[tuple[Proposal, ...]]:
         for count in range(len(found), -1, -1)
         for subset in itertools.combinations(found, count)
     ]
+
+
+def _agreed(
+    space: IterationSpace, chosen: Mapping[str, Split], found: Sequence[Proposal],
+    placed: Sequence[Placed | None], maps: Sequence[IndexMap], mesh: Mesh,
+) -> dict[str, Split] | None:  # fmt: skip
+    """Return the splits with all proposals taken, if none contends and none is of one side alone.
+
+    A sum that all operands cut alike is left in parts: that is what they were cut for, and each
+    device keeps its share of the work.
+    """
+    splits = _merged(chosen, found)
+    if splits is None:
+        return None
+    for proposal in found:
+        if space.factor(proposal.factor).kind is not FactorKind.REDUCTION:
+            continue
+        for one, index_map in zip(placed, maps, strict=False):
+            if one is not None and not _lies_so(
+                space, one, index_map, proposal.factor, splits, mesh
+            ):
+                return None
+    return splits if _is_possible(space, splits, maps, mesh) else None
+
+
+def _lies_so(
+    space: IterationSpace, one: Placed, index_map: IndexMap, name: str,
+    splits: Mapping[str, Split], mesh: Mesh,
+) -> bool:  # fmt: skip
+    """Whether a tensor is cut along a factor as the factor is, if it has it at all."""
+    return all(
+        axis_split(space, axis, splits, mesh) == split
+        for axis, split in zip(index_map, one.sharding.splits, strict=True)
+        if _mentions(axis, name)
+    )
+
+
+def _is_possible(
+    space: IterationSpace, splits: Mapping[str, Split], maps: Sequence[IndexMap], mesh: Mesh
+) -> bool:
+    """Whether pieces of all operands and results lie together where factors are cut so."""
+    return all(operand_sharding(space, m, splits, mesh) is not None for m in maps) and all(
+        result_sharding(space, m, splits, mesh) is not None for m in space.results
+    )
 
 
 def _merged(chosen: Mapping[str, Split], subset: Sequence[Proposal]) -> dict[str, Split] | None:

@@ -1,0 +1,57 @@
+"""From a graph of one device and a few annotations to a program over a mesh, in one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lynx.ir.core import Graph
+from lynx.ir.verifier import verify
+from lynx.passes.base import PassContext, Remark
+from lynx.passes.canonicalize import Canonicalize
+from lynx.passes.cse import MergeCommonSubexpressions
+from lynx.passes.dce import RemoveDeadCode
+from lynx.passes.pipeline import Pipeline
+
+from .annotations import Annotations
+from .expand import expand_blocked
+from .partition import partition
+from .propagate import Layouts, propagate
+
+PREPARE = Pipeline(
+    (
+        Canonicalize(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+    )
+)
+"""What a graph goes through before it is laid out."""
+
+CLEAN = Pipeline((Canonicalize(), MergeCommonSubexpressions(), RemoveDeadCode()))
+_MOST_EXPANSIONS = 8
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """A program over a mesh: the graph with collectives, and how it was found."""
+
+    graph: Graph
+    layouts: Layouts
+
+
+def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> Distributed:
+    """Lay a graph out on a mesh and add collectives; the result is verified.
+
+    `CompileError` where that is impossible.
+    """
+    prepared: Graph = PREPARE.run(graph, context)
+    layouts = propagate(prepared, annotations)
+    for _ in range(_MOST_EXPANSIONS):
+        expanded = expand_blocked(prepared, layouts, context)
+        if expanded is prepared:
+            break
+        prepared = CLEAN.run(expanded, context)
+        layouts = propagate(prepared, annotations)
+    placed = RemoveDeadCode().run(partition(prepared, layouts, annotations), context)
+    verify(placed)
+    context.remarks.append(Remark("mesh", f"laid out on {annotations.mesh}"))
+    return Distributed(placed, layouts)

@@ -1,0 +1,106 @@
+"""Expand composite ops where a mesh cuts what they need as a whole.
+
+A softmax over an axis that lies on several devices is a maximum, a sum and a quotient, of which the
+first two can be combined; the same holds for norms, losses and means. Ops that nothing cuts there
+stay whole.
+"""
+
+from __future__ import annotations
+
+from lynx.ir.core import Graph, Op, Value
+from lynx.ir.ops.elementwise_arithmetic import Cast, Multiply
+from lynx.ir.ops.factory import Full
+from lynx.ir.ops.random import Dropout
+from lynx.ir.ops.reduction import Mean
+from lynx.ir.sharding import Sharding
+from lynx.ir.space import FactorKind, IterationSpace, Window
+from lynx.passes.base import PassContext
+from lynx.passes.decompose import RULES
+from lynx.passes.decompose_build import total, wide
+from lynx.passes.rewrite import NoMatch, Rule, rewrite, rule
+
+from .alternatives import alternative
+from .propagate import Layouts
+
+
+@rule
+def expand_mean(op: Mean) -> Value | NoMatch:
+    """Add up and divide by the number of all elements.
+
+    mean(x, dims)  ==>  sum(x, dims) / count
+    """
+    count = 1
+    for dim in op.dims:
+        size = op.x.shape[dim]
+        if not isinstance(size, int):
+            return NoMatch("the number of elements is symbolic")
+        count *= size
+    if not op.dims or not count:
+        return NoMatch("there is nothing to add")
+    dtype = op.result_dtype()
+    x = op.x if op.dtype is None else Cast(op.x, dtype).out
+    added = total(wide(x), op.dims, keepdim=op.keepdim)
+    return (added / float(count)).to(dtype)
+
+
+@rule
+def expand_dropout(op: Dropout) -> tuple[Value, Value] | NoMatch:
+    """Draw for the whole tensor, as one device does; multiply part by part.
+
+    dropout(x)  ==>  x * mask * (1 / (1 - p)), mask of dropout(ones)
+    """
+    type_ = op.x.tensor_type
+    ones = Full(1, type_.shape, type_.dtype, type_.device)
+    if op.x.defined_by(Full) is not None:
+        return NoMatch("it draws for a constant")
+    _, mask = Dropout(ones.out, op.p, loc=op.loc).results
+    kept = Multiply(op.x, Cast(mask, type_.dtype).out).out
+    scale = 0.0 if op.p >= 1 else 1.0 / (1.0 - op.p)
+    return Multiply(kept, scale).out, mask
+
+
+EXPANSIONS: tuple[Rule, ...] = (*RULES, expand_mean, expand_dropout)
+_KINDS = tuple(kind for one in EXPANSIONS for kind in one.kinds)
+
+
+def expand_blocked(graph: Graph, layouts: Layouts, context: PassContext) -> Graph:
+    """Return the graph with the ops expanded that shardings cut where they need all at once."""
+    blocked = {
+        (type(op), op.loc, tuple(result.type for result in op.results))
+        for op in graph.ops
+        if isinstance(op, _KINDS) and _is_blocked(op, layouts)
+    }
+    if not blocked:
+        return graph
+
+    # Operands change while a graph is rewritten, so ops are known by what stays.
+    def is_chosen(op: Op) -> bool:
+        return (type(op), op.loc, tuple(result.type for result in op.results)) in blocked
+
+    return rewrite(graph, EXPANSIONS, context, is_chosen)
+
+
+def _is_blocked(op: Op, layouts: Layouts) -> bool:
+    """Whether a dimension is cut that the op needs whole."""
+    given = [layouts.of(operand) for operand in op.operands]
+    if op.is_random:
+        cut = [*given, *(layouts.of(result) for result in op.results)]
+        return any(sharding is not None and any(sharding.dims) for sharding in cut)
+    other = alternative(op)
+    space = op.space() if other is None else other.space()
+    return any(
+        sharding is not None and any(sharding.dims) and _cuts_whole(space, position, sharding)
+        for position, sharding in enumerate(given)
+    )
+
+
+def _cuts_whole(space: IterationSpace | None, position: int, sharding: Sharding) -> bool:
+    if space is None:
+        return True
+    for axis, split in zip(space.operands[position], sharding.splits, strict=True):
+        if not split.axes or isinstance(axis, Window):
+            continue
+        kinds = {space.factor(name).kind for name in axis[:1]}
+        if not kinds or kinds.intersection((FactorKind.OPAQUE, FactorKind.SCAN)):
+            return True
+    return False
