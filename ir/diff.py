@@ -148,6 +148,7 @@ def _compare_ends(left: _Side, right: _Side, a: Graph, b: Graph) -> Iterator[str
         yield from _compare(f"{where}: fresh", spec.fresh, other_spec.fresh)
         yield from _compare(f"{where}: saved", spec.saved, other_spec.saved)
         yield from _compare(f"{where}: group", spec.group, other_spec.group)
+        yield from _compare(f"{where}: sharding", spec.sharding, other_spec.sharding)
     mutations = [
         ", ".join(f"{side.text(m.target)}: {side.text(m.value)}" for m in graph.mutations)
         for side, graph in ((left, a), (right, b))

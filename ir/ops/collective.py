@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from lynx.ir.core import Op, Value
+from lynx.ir.dims import Dim
 from lynx.ir.shard_rules import ShardingError, normal_split
 from lynx.ir.sharding import Mesh, Partial, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import IterationSpace
@@ -51,6 +52,10 @@ class Collective(Op):
     def space(self) -> IterationSpace:
         """Return one parallel factor for each dimension."""
         return parallel_space(self.x.shape)
+
+    def localized(self, operands: tuple[Value, ...], factor: str, start: Dim, size: Dim) -> Op:
+        """Refuse: on one device a collective is communication, or nothing."""
+        raise self.error("no-local-form", "is an op of all devices")
 
     @property
     def given(self) -> Sharding:

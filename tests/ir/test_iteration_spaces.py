@@ -316,8 +316,12 @@ def linear_claims() -> Iterator[Any]:
         space = sample.op.space()
         for positions in space.linear if space is not None else ():
             types = [sample.op.operands[position].type for position in positions]
-            if all(isinstance(t, TensorType) and not t.dtype.is_integer for t in types):
+            if all(isinstance(t, TensorType) and _has_noise(t.dtype) for t in types):
                 yield pytest.param(key, positions, id=f"{key}-{positions}")
+
+
+def _has_noise(dtype: DType) -> bool:
+    return dtype.is_floating or dtype.is_complex
 
 
 @pytest.mark.parametrize(("key", "positions"), linear_claims())

@@ -108,7 +108,8 @@ def test_ill_typed_op_names_both_places() -> None:
 
 def test_words_of_the_grammar_can_be_names() -> None:
     text = (
-        "graph @graph(%graph: f32[4 @ on], %return: int(loc)) symbols (loc, mesh in [0, 2]) "
+        "graph @graph(%graph: f32[4], %replicated: f32[4 @ on], %return: int(loc)) "
+        "symbols (loc, mesh in [0, 2]) "
         "mesh @mesh(on = 2) {\n"
         "  %aten = aten @aten(%graph, graph = 1, return = none, on = loc, partial = u8) : f32[4]\n"
         "  return %aten\n}\n"

@@ -23,6 +23,7 @@ from lynx.ir import (
     OpaqueType,
     OutputSpec,
     ScalarType,
+    Sharding,
     SymbolRange,
     TensorType,
     Value,
@@ -162,7 +163,8 @@ def test_long_returns_take_several_lines() -> None:
 # field that is missing from the text or from the comparison fails here.
 CHANGES: dict[type[Any], dict[str, Any]] = {
     InputSpec: {"strides": (2,), "offset": 0, "is_static": False},
-    OutputSpec: {"strides": None, "fresh": True, "saved": False, "group": 4},
+    OutputSpec: {"strides": None, "fresh": True, "saved": False, "group": 4,
+                 "sharding": Sharding((("dp",),))},
     SymbolRange: {"name": "z", "lower": 5, "upper": 7},
     Mesh: {"name": "n", "axes": (("dp", 3),)},
     Mutation: {"target": n, "value": x},

@@ -20,6 +20,10 @@ WITHOUT_SAMPLE = {
 WITHOUT_SPACE = {
     "aten": "nothing is known of how a torch operator iterates",
     "fused": "its ops have their own",
+    "local_all_gather": "belongs to the program of one device, which is not cut further",
+    "local_all_reduce": "belongs to the program of one device, which is not cut further",
+    "local_all_to_all": "belongs to the program of one device, which is not cut further",
+    "local_reduce_scatter": "belongs to the program of one device, which is not cut further",
     "resource": "reads memory; it computes nothing",
 }
 

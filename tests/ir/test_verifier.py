@@ -93,6 +93,8 @@ CASES: dict[str, tuple[str, Graph]] = {
     "too many dimensions in a sharding": (
         "sharding-rank", changed(inputs=(Value(SHARDED),), ops=(), outputs=()),
     ),
+    "an output that is cut in another way than promised": ("output-sharding", changed(
+        output_specs=(OutputSpec(sharding=Sharding((("dp",),))),))),
     "a missing resource": ("unknown-resource", changed(
         ops=(Resource("c", DType.I64, (2,)),), outputs=(), resources={"d": 1})),
     "a missing resource of torch": ("unknown-resource", changed(
