@@ -9,13 +9,19 @@ import torch
 import torch.fx
 
 from lynx.backends.c import build_products_early
-from lynx.compat import CONTROL_FLOW_ERRORS, aot_autograd, has_no_memory
+from lynx.compat import (
+    CONTROL_FLOW_ERRORS,
+    aot_autograd,
+    has_no_memory,
+    tangents_by_memory_format,
+)
 from lynx.ir.errors import CompileError
 from lynx.passes import parse_pipeline
 
 from .cache import open_store
 from .compiler import compile_graph
 from .decompositions import decompositions
+from .distribution.step import DistributedStep, distributed_step
 from .generators import attention_devices
 from .memory import give_back
 from .normalize import normalize
@@ -43,13 +49,10 @@ def lynx(
             if has_no_memory(node):
                 raise CompileError("no-memory", f"'{node}' is a tensor of zeros without memory")
         build_products_early(settings.products, open_store(settings))
-        module = normalize(graph_module)
-        devices = attention_devices(settings)
-        remarks = recognise(module, settings.fused_loss_bytes, devices)
-        if remarks:
-            give_back()  # what trying replacements took would count for as long as the model runs
-        RECORDS.announce(remarks)
-        return _compile(module, inputs, settings)
+        distribution = distributed_step(graph_module, settings)
+        if distribution is not None:
+            return _compile_distributed(distribution, settings)
+        return _compile(_recognised(graph_module, settings), inputs, settings)
     except CONTROL_FLOW_ERRORS:
         raise
     except Exception as error:  # the user's program goes on in eager
@@ -59,11 +62,31 @@ def lynx(
         return graph_module.forward
 
 
+def _recognised(graph_module: torch.fx.GraphModule, settings: Settings) -> torch.fx.GraphModule:
+    module = normalize(graph_module)
+    devices = attention_devices(settings)
+    remarks = recognise(module, settings.fused_loss_bytes, devices)
+    if remarks:
+        give_back()  # what trying replacements took would count for as long as the model runs
+    RECORDS.announce(remarks)
+    return module
+
+
+def _compile_distributed(step: DistributedStep, settings: Settings) -> Callable[..., Any]:
+    """Compile the graph of the whole tensors; parts go in and come out."""
+    with tangents_by_memory_format():
+        compiled = _compile(_recognised(step.module, settings), step.inputs, settings, step)
+    return step.around(compiled)
+
+
 def _compile(
-    graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: Settings
+    graph_module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    settings: Settings,
+    distribution: DistributedStep | None = None,
 ) -> Callable[..., Any]:
     def compiler(kind: str) -> Callable[..., Any]:
-        return lambda module, _: compile_graph(module, kind, settings)
+        return lambda module, _: compile_graph(module, kind, settings, distribution)
 
     return aot_autograd(
         graph_module,

@@ -104,6 +104,18 @@ def aot_autograd(
     return compiled
 
 
+def tangents_by_memory_format() -> contextlib.AbstractContextManager[None]:
+    """Let traced programs take gradients of any size, in the memory format of the outputs.
+
+    Otherwise each is copied into a tensor with the size and the strides of the traced output, which
+    a part of it does not have.
+    """
+    context: contextlib.AbstractContextManager[None] = torch._functorch.config.patch(
+        guess_tangent_strides_as_outputs=False
+    )
+    return context
+
+
 @contextlib.contextmanager
 def outside_tracing() -> Iterator[None]:
     """Step out of the fake-tensor mode in which AOTAutograd calls compilers, to touch real data."""

@@ -19,6 +19,7 @@ from lynx.ir.program import Program
 from lynx.passes import Diff, Dump, Observer, PassContext, Reproducer, Timer, parse_pipeline
 from lynx.runtime import build
 
+from .distribution.step import DistributedStep
 from .generators import generator_of, target_of, why_none
 from .graph_cache import cached_graph
 from .pass_context import pass_context
@@ -29,16 +30,21 @@ from .settings import Settings
 
 
 def compile_graph(
-    module: torch.fx.GraphModule, kind: str, settings: Settings
+    module: torch.fx.GraphModule,
+    kind: str,
+    settings: Settings,
+    distribution: DistributedStep | None = None,
 ) -> Callable[[list[Any]], Any]:
     """Return a boxed function that runs the graph; torch runs it where Lynx cannot.
 
-    `kind` is forward, backward or inference. In strict mode errors are raised.
+    `kind` is forward, backward or inference. With `distribution` the graph is that of the whole
+    tensors, and the function takes and gives the parts of this process. In strict mode errors are
+    raised.
     """
     record = RECORDS.open(kind)
     try:
         with outside_tracing():
-            return _compile(module, record, settings)
+            return _compile(module, record, settings, distribution)
     except CONTROL_FLOW_ERRORS:
         raise
     except Exception as error:  # whatever went wrong in here must not stop the user's program
@@ -46,15 +52,22 @@ def compile_graph(
             raise
         record.fallback = f"{type(error).__name__}: {error}"
         RECORDS.warn(f"lynx runs a {kind} graph through torch: {record.fallback}")
+        if distribution is not None:
+            return boxed(distribution.through_torch(module, run_through_torch(module), record.name))
         return run_through_torch(module)
 
 
 def _compile(
-    module: torch.fx.GraphModule, record: CompiledGraph, settings: Settings
+    module: torch.fx.GraphModule,
+    record: CompiledGraph,
+    settings: Settings,
+    distribution: DistributedStep | None,
 ) -> Callable[[list[Any]], Any]:
     start = time.perf_counter()
     graph = import_graph(module, record.kind)
     record.imported = graph
+    local = None if distribution is None else distribution.localize(graph, module, record.name)
+    graph = graph if local is None else local.graph
     record.seconds["import"] = time.perf_counter() - start
     target = target_of(graph, settings.cpu_kernels)
     context = pass_context(graph, target)
@@ -72,6 +85,8 @@ def _compile(
     record.seconds["build"] = time.perf_counter() - middle
     record.seconds["total"] = time.perf_counter() - start
     _report(record, settings, observers)
+    if local is not None:
+        return boxed(local.wrap(record.executable))
     if settings.cuda_graphs and target.device == "cuda":
         return boxed(replayed(record))
     return boxed(record.executable)

@@ -26,6 +26,8 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 ATTENTION = ("auto", "none")
 """Whether attention is recognised."""
 
+DISTRIBUTION = ("auto", "gather")
+
 CPU_KERNELS = ("c", "triton", "none")
 
 
@@ -87,12 +89,26 @@ class Settings:
         "LYNX_PRODUCTS",
         "who multiplies f32 matrices on the CPU: library, own, or auto (own on AMD processors)",
     )
+    distribution: str = _setting(
+        "auto",
+        "LYNX_DISTRIBUTION",
+        "programs over distributed tensors: 'auto' finds out how all values lie, 'gather' computes "
+        "the whole on each process, to compare with",
+    )
+    collective_timeout: int = _setting(
+        300, "LYNX_COLLECTIVE_TIMEOUT", "seconds after which a collective that hangs is an error"
+    )
     progress: bool = _setting(True, "LYNX_PROGRESS", "show progress of long work on a terminal")
 
     def __post_init__(self) -> None:
         if not 0 <= self.debug <= 4:
             raise UsageError("bad-option", f"option 'debug' takes 0 to 4, got {self.debug}")
-        choices = {"cpu_kernels": CPU_KERNELS, "attention": ATTENTION, "products": PRODUCTS}
+        choices = {
+            "cpu_kernels": CPU_KERNELS,
+            "attention": ATTENTION,
+            "products": PRODUCTS,
+            "distribution": DISTRIBUTION,
+        }
         for name, known in choices.items():
             value = getattr(self, name)
             if value not in known:

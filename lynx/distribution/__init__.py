@@ -1,0 +1,1 @@
+"""Distribution: from annotated tensors on a mesh to the program of one process."""

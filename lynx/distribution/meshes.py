@@ -1,0 +1,111 @@
+"""Between torch's device meshes with their placements, and meshes and shardings of the IR."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard
+
+from lynx.ir.errors import CompileError, UsageError
+from lynx.ir.shard_rules import ShardingError, normal_split
+from lynx.ir.sharding import WHOLE, Mesh, Sharding, Split, sharding_of
+
+
+def mesh_of(device_mesh: DeviceMesh) -> Mesh:
+    """Return the mesh of a `DeviceMesh`; dimensions without a name are called d0, d1 and so on."""
+    sizes = tuple(map(int, device_mesh.shape))
+    names = device_mesh.mesh_dim_names or tuple(f"d{index}" for index in range(len(sizes)))
+    return Mesh("mesh", tuple(zip(names, sizes, strict=True)))
+
+
+def coordinates_of(device_mesh: DeviceMesh) -> dict[str, int]:
+    """Return where this process stands along each axis; `UsageError` if it is outside."""
+    place = device_mesh.get_coordinate()
+    mesh = mesh_of(device_mesh)
+    if place is None:
+        raise UsageError("outside-mesh", f"this process is no part of {mesh}")
+    return dict(zip(mesh.names, map(int, place), strict=True))
+
+
+def check_world(device_mesh: DeviceMesh, world_size: int) -> None:
+    """Raise `UsageError` unless the mesh fits into the processes that there are."""
+    mesh = mesh_of(device_mesh)
+    ranks = [int(rank) for rank in device_mesh.mesh.flatten().tolist()]
+    if mesh.device_count > world_size or max(ranks, default=0) >= world_size:
+        raise UsageError(
+            "mesh-size", f"{mesh} needs {mesh.device_count} processes, the world has {world_size}"
+        )
+
+
+def sharding_of_placements(
+    placements: Sequence[Placement], rank: int, device_mesh: DeviceMesh
+) -> Sharding:
+    """Return how a tensor of a rank lies. Pending sums count as whole: they are to be reduced.
+
+    Several mesh dimensions that cut one dimension do so in the order of the mesh, as DTensor does.
+    `UsageError` for placements that cut in another order, or in a way of their own.
+    """
+    mesh = mesh_of(device_mesh)
+    axes: list[tuple[str, ...]] = [()] * rank
+    for name, placement in zip(mesh.names, placements, strict=True):
+        if placement.is_partial() or placement.is_replicate():
+            continue
+        if type(placement) is not Shard:
+            raise UsageError(
+                "strange-placement",
+                f"a tensor lies on '{name}' by {placement}, expected Shard, Replicate or Partial",
+            )
+        dim = placement.dim + rank if placement.dim < 0 else placement.dim
+        axes[dim] = (*axes[dim], name)
+    return sharding_of(tuple(map(Split, axes)), (), mesh)
+
+
+def whole_placements(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Return the placements with pending sums reduced."""
+    return tuple(Replicate() if one.is_partial() else one for one in placements)
+
+
+def placements_of(
+    sharding: Sharding, shape: Sequence[int], device_mesh: DeviceMesh
+) -> tuple[Placement, ...]:
+    """Return the placements that say the same; `CompileError` if DTensor cannot say it."""
+    mesh = mesh_of(device_mesh)
+    found: dict[str, Placement] = {name: Replicate() for name in mesh.names}
+    if sharding.partial:
+        raise CompileError("no-placement", f"{sharding} is not reduced")
+    for dim, split in enumerate(sharding.splits):
+        try:
+            plain = normal_split(split, int(shape[dim]), mesh)
+        except ShardingError as error:
+            raise CompileError("no-placement", f"{sharding}: {error.reason}") from None
+        places = [mesh.names.index(axis) for axis in plain.axes]
+        if plain.unit != 1 or places != sorted(places):
+            raise CompileError(
+                "no-placement", f"DTensor has no placements for {sharding} of {list(shape)}"
+            )
+        found |= {axis: Shard(dim) for axis in plain.axes}
+    return tuple(found.values())
+
+
+def is_placeable(sharding: Sharding, shape: Sequence[int], device_mesh: DeviceMesh) -> bool:
+    """Whether DTensor has placements for a sharding."""
+    try:
+        placements_of(sharding, shape, device_mesh)
+    except CompileError:
+        return False
+    return True
+
+
+def piece_sizes(split: Split, size: int, mesh: Mesh) -> tuple[int, ...]:
+    """Return the lengths of all pieces along a dimension, in row-major order of the axes."""
+    if split == WHOLE:
+        return (size,)
+    sizes: list[int] = []
+    for number in range(math.prod(mesh.size(axis) for axis in split.axes)):
+        place: dict[str, int] = {}
+        for axis in reversed(split.axes):
+            number, place[axis] = divmod(number, mesh.size(axis))
+        sizes.append(split.part(size, mesh, place)[1])
+    return tuple(sizes)

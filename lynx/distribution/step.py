@@ -1,0 +1,313 @@
+"""One Dynamo graph over distributed tensors on its way through the compiler, and when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from lynx.ir.core import Graph
+from lynx.ir.errors import CompileError
+from lynx.ir.printer import print_graph
+from lynx.ir.sharding import Sharding, replicated
+from lynx.ir.types import TensorType
+from lynx.settings import Settings
+
+from .agreement import Agreement
+from .border import Entrance, Exit
+from .gathering import gathered
+from .graphs import check_calls, plain_graph, plain_inputs
+from .groups import Groups
+from .meshes import sharding_of_placements, whole_placements
+from .torch_internals import input_descriptors, output_descriptors
+
+Boxed = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class LocalGraph:
+    """The program of one process: what is compiled, and what is put around the compiled function.
+
+    `remark` says why it is not what was asked for, if so.
+    """
+
+    graph: Graph
+    wrap: Callable[[Boxed], Boxed]
+    remark: str = ""
+
+
+@dataclass
+class Frame:
+    """How the inputs and outputs of one graph lie; None for what is no tensor.
+
+    `shapes` are the whole shapes of inputs, `names` what AOTAutograd calls each output, and the
+    name of its node.
+    """
+
+    inputs: list[Sharding | None] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    outputs: list[Sharding | None] = field(default_factory=list)
+    names: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass
+class DistributedStep:
+    """How the tensors of one Dynamo graph lie: inputs by annotation, the rest as it is found out.
+
+    AOTAutograd's graphs come in the order forward, backward. `known` holds how values lie by what
+    AOTAutograd calls them, `saved` those that backward gets by the name of their node.
+    """
+
+    module: torch.fx.GraphModule
+    inputs: list[Any]
+    entrances: tuple[Entrance | None, ...]
+    distributed_outputs: tuple[bool, ...]
+    groups: Groups
+    known: dict[str, Sharding] = field(default_factory=dict)
+    saved: dict[str, Sharding] = field(default_factory=dict)
+
+    def localize(self, graph: Graph, module: torch.fx.GraphModule, name: str) -> LocalGraph:
+        """Return what this process runs of a graph of AOTAutograd over whole tensors."""
+        frame = self._frame(module)
+        changed = tuple(graph.inputs.index(one.target) for one in graph.mutations)
+        agreement = Agreement(name, _text(print_graph(graph), frame), self.groups)
+
+        def wrap(function: Boxed) -> Boxed:
+            inner = _with_strides(graph, function)
+            return _agreed(agreement, self._gathered(inner, frame, changed, name))
+
+        self._remember(frame)
+        return LocalGraph(graph, wrap)
+
+    def through_torch(self, module: torch.fx.GraphModule, function: Boxed, name: str) -> Boxed:
+        """Return a function over parts that gathers them and runs the graph as torch would."""
+        frame = self._frame(module)
+        self._remember(frame)
+        agreement = Agreement(name, _text(str(module.graph), frame), self.groups)
+        changed = _written(module)
+        return _agreed(agreement, self._gathered(function, frame, changed, name))
+
+    def _gathered(self, function: Boxed, frame: Frame, changed: Sequence[int], name: str) -> Boxed:
+        inputs = [
+            None if sharding is None else (sharding, shape)
+            for sharding, shape in zip(frame.inputs, frame.shapes, strict=True)
+        ]
+        return gathered(function, inputs, frame.outputs, changed, self.groups, name)
+
+    def _frame(self, module: torch.fx.GraphModule) -> Frame:
+        """Return how the inputs of a graph lie, and how its outputs must if nobody else decides."""
+        frame = Frame()
+        nodes = module.graph.find_nodes(op="placeholder")
+        for node, text in zip(nodes, input_descriptors(module), strict=True):
+            value = node.meta.get("val")
+            is_tensor = isinstance(value, torch.Tensor)
+            frame.shapes.append(tuple(map(int, value.shape)) if is_tensor else ())
+            frame.inputs.append(self._input(node.name, text) if is_tensor else None)
+        (node,) = module.graph.find_nodes(op="output")
+        for item, text in zip(node.args[0], output_descriptors(module), strict=True):
+            value = item.meta.get("val") if isinstance(item, torch.fx.Node) else None
+            frame.names.append((text, item.name if isinstance(item, torch.fx.Node) else ""))
+            frame.outputs.append(
+                self.known.get(_source(text)) or replicated(value.dim(), self.groups.mesh)
+                if isinstance(value, torch.Tensor)
+                else None
+            )
+        return frame
+
+    def _input(self, name: str, text: str) -> Sharding:
+        """Return how an input lies; `CompileError` if nothing says it."""
+        found = self.saved.get(name) or self.known.get(_source(text))
+        if found is None:
+            raise CompileError("unknown-input", f"nothing says how '{name}' lies ({text})")
+        return found
+
+    def _remember(self, frame: Frame) -> None:
+        """Note how the outputs lie: for those who get them, and for backward."""
+        for (text, name), sharding in zip(frame.names, frame.outputs, strict=True):
+            if sharding is not None:
+                if text.startswith(("output[", "__input_mutation(", "__intermediate_base(")):
+                    self.known[text] = sharding
+                self.saved[name] = sharding
+
+    # when it runs
+
+    def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what Dynamo calls with the inputs of its graph."""
+        exits = self._exits()
+        passing = self._passing()
+
+        def run(*arguments: Any) -> Any:
+            entered = [
+                argument if entrance is None else entrance.enter(argument)
+                for argument, entrance in zip(arguments, self.entrances, strict=True)
+            ]
+            results = list(compiled(*entered))
+            for index, exit_ in exits.items():
+                results[index] = exit_.leave(results[index])
+            for index, position in passing.items():
+                given = arguments[position]
+                results[index] = getattr(given, "lynx_tensor", given)
+            return tuple(results)
+
+        return run
+
+    def _exits(self) -> dict[int, Exit]:
+        (node,) = self.module.graph.find_nodes(op="output")
+        exits: dict[int, Exit] = {}
+        for index, item in enumerate(node.args[0]):
+            value = item.meta.get("example_value") if isinstance(item, torch.fx.Node) else None
+            if isinstance(value, torch.Tensor) and self.distributed_outputs[index]:
+                sharding = self.known[f"output[{index}]"]
+                exits[index] = Exit.of(
+                    sharding, value.shape, value.stride(), value.dtype, self.groups
+                )
+        return exits
+
+    def _passing(self) -> dict[int, int]:
+        """Return which outputs are inputs: they are handed back as they came."""
+        places = {n: i for i, n in enumerate(self.module.graph.find_nodes(op="placeholder"))}
+        (node,) = self.module.graph.find_nodes(op="output")
+        return {i: places[item] for i, item in enumerate(node.args[0]) if item in places}
+
+
+def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> DistributedStep | None:
+    """Return how a Dynamo graph is distributed; None if none of its inputs is.
+
+    `CompileError` if distributed tensors lie on several meshes, or if the graph asks how they lie.
+    """
+    given = [_given(node) for node in module.graph.find_nodes(op="placeholder")]
+    tensors = [one for one in given if isinstance(one, DTensor)]
+    if not tensors:
+        return None
+    check_calls(module)
+    device_mesh = _only_mesh(tensors)
+    groups = groups_of(device_mesh, settings)
+    plain = plain_inputs(module)
+    graph, distributed = plain_graph(module, plain)
+    stands_in = any(_is_stand_in(node) for node in module.graph.find_nodes(op="placeholder"))
+    entrances = tuple(
+        _entrance(tensor, fake, groups) for tensor, fake in zip(given, plain, strict=True)
+    )
+    known = {
+        f"args[{index}]": entrance.sharding
+        for index, entrance in enumerate(entrances)
+        if entrance is not None
+    }
+    outputs = tuple(stands_in or one for one in distributed)
+    return DistributedStep(graph, plain, entrances, outputs, groups, known)
+
+
+_GROUPS: dict[DeviceMesh, Groups] = {}
+
+
+def groups_of(device_mesh: DeviceMesh, settings: Settings) -> Groups:
+    """Return the groups of a mesh, which all programs on it share."""
+    groups = _GROUPS.get(device_mesh)
+    if groups is None:
+        groups = _GROUPS[device_mesh] = Groups(device_mesh)
+    groups.timeout = float(settings.collective_timeout)
+    return groups
+
+
+def _given(node: torch.fx.Node) -> Any:
+    """Return the distributed tensor that a placeholder was traced for, or what else it was."""
+    example = getattr(node.meta.get("grapharg"), "example", None)
+    example = getattr(example, "lynx_tensor", example)
+    return example if isinstance(example, torch.Tensor) else node.meta.get("example_value")
+
+
+def _is_stand_in(node: torch.fx.Node) -> bool:
+    example = getattr(node.meta.get("grapharg"), "example", None)
+    return hasattr(example, "lynx_tensor")
+
+
+def _only_mesh(tensors: Sequence[DTensor]) -> DeviceMesh:
+    meshes = dict.fromkeys(tensor.device_mesh for tensor in tensors)
+    if len(meshes) > 1:
+        listed = ", ".join(map(str, meshes))
+        raise CompileError(
+            "several-meshes", f"distributed tensors lie on several meshes: {listed}; expected one"
+        )
+    return next(iter(meshes))
+
+
+def _entrance(given: Any, fake: Any, groups: Groups) -> Entrance | None:
+    if not isinstance(fake, torch.Tensor):
+        return None
+    if not isinstance(given, DTensor):
+        sharding = replicated(fake.dim(), groups.mesh)
+        return Entrance(sharding, (), groups)
+    placements = whole_placements(given.placements)
+    sharding = sharding_of_placements(placements, fake.dim(), groups.device_mesh)
+    return Entrance(sharding, placements, groups)
+
+
+def _agreed(agreement: Agreement, function: Boxed) -> Boxed:
+    """Let all processes compare programs before the first call."""
+    reached = False
+
+    def run(arguments: list[Any]) -> Any:
+        nonlocal reached
+        if not reached:
+            agreement.reach()
+            reached = True
+        return function(arguments)
+
+    return run
+
+
+def _with_strides(graph: Graph, function: Boxed) -> Boxed:
+    """Lay inputs into memory as the graph was promised; copies what lies otherwise."""
+    expected = [
+        (position, spec.strides)
+        for position, (value, spec) in enumerate(zip(graph.inputs, graph.input_specs, strict=True))
+        if isinstance(value.type, TensorType) and spec.strides is not None
+    ]
+    written = {graph.inputs.index(one.target) for one in graph.mutations}
+
+    def run(arguments: list[Any]) -> Any:
+        back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for position, strides in expected:
+            given = arguments[position]
+            if given.stride() != strides and given.numel() > 0:
+                laid = torch.empty_strided(
+                    given.shape, strides, dtype=given.dtype, device=given.device
+                )
+                arguments[position] = laid.copy_(given)
+                if position in written:
+                    back.append((given, laid))
+        results = function(arguments)
+        for given, laid in back:
+            given.copy_(laid)
+        return results
+
+    return run
+
+
+def _source(text: str) -> str:
+    """Return what a tangent, a gradient or a new value belongs to."""
+    for prefix in ("__output_tangent(", "__grad(", "__input_mutation("):
+        if text.startswith(prefix):
+            return text.removeprefix(prefix).removesuffix(")")
+    return text
+
+
+def _written(module: torch.fx.GraphModule) -> tuple[int, ...]:
+    """Return the positions of the inputs that a graph writes to."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    written = {
+        node.args[0]
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    }
+    return tuple(index for index, node in enumerate(nodes) if node in written)
+
+
+def _text(program: str, frame: Frame) -> str:
+    lines = [f"input {i}: {sharding}" for i, sharding in enumerate(frame.inputs)]
+    lines += [f"output {i}: {sharding}" for i, sharding in enumerate(frame.outputs)]
+    return "\n".join([program, *lines])

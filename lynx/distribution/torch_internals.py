@@ -1,0 +1,69 @@
+"""The private APIs of torch that distribution needs, each in one small function."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.distributed.distributed_c10d
+import torch.fx
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+
+def default_store() -> Any:
+    """Return the store through which the processes of the world met."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def local_part(tensor: DTensor) -> torch.Tensor:
+    """Return the part that this process holds, when it has arrived."""
+    part: torch.Tensor = tensor._local_tensor
+    wait = getattr(part, "wait", None)
+    return part if wait is None else wait()
+
+
+def spec_of(tensor: DTensor) -> Any:
+    """Return how a distributed tensor lies: a copy that nobody else changes."""
+    return copy.copy(tensor._spec)
+
+
+def spec(
+    device_mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+) -> Any:
+    """Describe how a tensor lies, for `from_part`."""
+    meta = TensorMeta(torch.Size(shape), tuple(stride), dtype)
+    return DTensorSpec(device_mesh, tuple(placements), tensor_meta=meta)
+
+
+def from_part(part: torch.Tensor, spec: Any, requires_grad: bool = False) -> DTensor:
+    """Return the distributed tensor of which this process holds a part; nothing is recorded."""
+    return DTensor(part, copy.copy(spec), requires_grad=requires_grad)  # type: ignore[no-any-return]
+
+
+def input_descriptors(module: torch.fx.GraphModule) -> list[str]:
+    """Return what AOTAutograd says of each placeholder: `args[2]`, or empty where nothing."""
+    return [
+        _expression(node.meta.get("desc")) for node in module.graph.find_nodes(op="placeholder")
+    ]
+
+
+def output_descriptors(module: torch.fx.GraphModule) -> list[str]:
+    """Return what AOTAutograd says of each output: `output[0]`, or empty where nothing."""
+    (node,) = module.graph.find_nodes(op="output")
+    (outputs,) = node.args
+    count = len(outputs) if isinstance(outputs, tuple | list) else 1
+    given = node.meta.get("desc") or [None] * count
+    return [_expression(one) for one in given]
+
+
+def _expression(descriptor: Any) -> str:
+    return "" if descriptor is None else str(descriptor.expr())
