@@ -36,6 +36,8 @@ class Distributed:
 
     graph: Graph
     layouts: Layouts
+    output_levels: tuple[dict[str, int], ...]
+    """The priorities of the axes of each output, as far as propagation set them."""
 
 
 def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> Distributed:
@@ -54,4 +56,8 @@ def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> 
     placed = RemoveDeadCode().run(partition(prepared, layouts, annotations), context)
     verify(placed)
     context.remarks.append(Remark("mesh", f"laid out on {annotations.mesh}"))
-    return Distributed(placed, layouts)
+    levels = tuple(
+        {} if output is None else dict(layouts.priorities_of(output))
+        for output in prepared.outputs
+    )
+    return Distributed(placed, layouts, levels)
