@@ -179,6 +179,11 @@ def _is_same_dim(a: Dim, b: Dim) -> bool:
     return is_equal(a, b) or format_dim(a) == format_dim(b)
 
 
+def unsharded(type_: Type) -> Type:
+    """Return the type without how it lies on the mesh."""
+    return type_.with_shape(type_.shape) if isinstance(type_, TensorType) else type_
+
+
 def symbols_told(type_: Type) -> Iterator[str]:
     """Yield the symbols that are a number of this type, or a size of a tensor of it."""
     dims: tuple[Dim | None, ...] = ()

@@ -7,7 +7,7 @@ from typing import Any
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim, may_equal
 from lynx.ir.space import FactorKind, IndexMap, IterationSpace
-from lynx.ir.types import DType, TensorType, is_same_type
+from lynx.ir.types import DType, TensorType, is_same_type, unsharded
 
 from .factors import (
     Factors,
@@ -119,7 +119,7 @@ class Attending(Op):
             if self.inputs:
                 raise self.error("region-inputs", "has inputs that no score function takes")
             return
-        given = (dot, *(value.type for value in self.inputs))
+        given = (dot, *(unsharded(value.type) for value in self.inputs))
         wanted = tuple(parameter.type for parameter in score.parameters)
         if len(given) != len(wanted) or not all(map(is_same_type, given, wanted)):
             texts = [", ".join(map(str, types)) for types in (given, wanted)]

@@ -113,7 +113,7 @@ class LocalAllToAll(Communication, name="local_all_to_all"):
     """Send each member its piece along `target`; put those received together along `source`.
 
         %y = local_all_to_all %x
-          {axes = ["tp"], source = 0, target = 1, source_sizes = [3], target_sizes = [4]} : f32[3, 4]
+          {axes = ["t"], source = 0, target = 1, source_sizes = [3], target_sizes = [4]} : f32[3, 4]
 
     Before, the members hold pieces of `source_sizes` along `source` and all of `target`.
     """

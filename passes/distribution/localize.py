@@ -11,14 +11,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lynx.ir.core import Graph, InputSpec, Mutation, Number, Op, OutputSpec, Value
 from lynx.ir.dims import Dim, contiguous_strides, product
 from lynx.ir.errors import CompileError, InternalError
 from lynx.ir.location import UNKNOWN, Location
-from lynx.ir.ops.aten import Symbolic
 from lynx.ir.ops.collective import (
     AllGather,
     AllReduce,
@@ -39,10 +38,13 @@ from lynx.ir.ops.layout_slicing import Slice
 from lynx.ir.shard_rules import op_splits
 from lynx.ir.sharding import Mesh, Sharding, Split
 from lynx.ir.space import IndexMap, IterationSpace, Window
-from lynx.ir.types import DType, TensorType, Type, is_same_type
+from lynx.ir.types import DType, OpaqueType, TensorType, Type, is_same_type
 
 Part = tuple[int, int]
 """The start and the length of a piece of a dimension, or of a factor."""
+
+_NOTHING = OpaqueType("none")
+"""The type of a gradient that nobody asked for."""
 
 _EXACT = 2**24
 """Up to here `f32` counts without rounding."""
@@ -83,7 +85,7 @@ class _Localizer:
         for op in graph.ops:
             self._add(op)
         output_specs = tuple(map(self._output_spec, graph.outputs, graph.output_specs))
-        outputs = tuple(None if value is None else self.local[value] for value in graph.outputs)
+        outputs = tuple(map(self._output, graph.outputs))
         mutations = tuple(
             Mutation(self.local[m.target], self.local[m.value]) for m in graph.mutations
         )
@@ -138,6 +140,11 @@ class _Localizer:
         strides = self._strides(spec.strides, value)
         return dataclasses.replace(spec, strides=strides, offset=0)
 
+    def _output(self, value: Value | None) -> Value | None:
+        if value is None or (value.type == _NOTHING and value not in self.local):
+            return None
+        return self.local[value]
+
     def _output_spec(self, value: Value | None, spec: OutputSpec) -> OutputSpec:
         if value is None or not _is_cut(value.type):
             return dataclasses.replace(spec, sharding=None)
@@ -157,29 +164,31 @@ class _Localizer:
             self.local[op.out] = self._collective(op)
         else:
             operands = tuple(self.local[operand] for operand in op.operands)
-            self._place(op, self._op(op, operands))
+            self._run(op, operands)
         for result in op.results:
+            if result not in self.local:
+                continue
             wanted = self._type(result.type, op.loc, f"the result of '{op.name}'")
             actual = self.local[result].type
             if not is_same_type(actual, wanted):
                 message = f"'{op.name}' gives {actual} on a device, expected {wanted}"
                 raise InternalError("bad-local-type", message, op.loc)
 
-    def _place(self, op: Op, local: Sequence[Op]) -> None:
-        """Let ops, the only one or one for each result, stand for an op."""
-        self.ops += local
-        results = [result for made in local for result in made.results]
-        self.local.update(zip(op.results, results, strict=True))
+    def _place(self, op: Op, local: Op) -> None:
+        """Let an op of the device stand for an op."""
+        self.ops.append(local)
+        self.local.update(zip(op.results, local.results, strict=True))
 
     def _emit(self, op: Op) -> Value:
         self.ops.append(op)
         return op.results[0]
 
-    def _op(self, op: Op, operands: tuple[Value, ...]) -> Sequence[Op]:
-        """Return what computes the device's parts of the results."""
+    def _run(self, op: Op, operands: tuple[Value, ...]) -> None:
+        """Add what computes the device's parts of the results."""
         given = [_sharding(operand.type) for operand in op.operands]
         if not any(one is not None and any(one.dims) for one in given):
-            return (op.with_operands(operands) if operands else op,)
+            self._place(op, op.with_operands(operands) if operands else op)
+            return
         space = op.space()
         assert space is not None
         splits = op_splits(space, given, self.mesh)
@@ -193,21 +202,21 @@ class _Localizer:
                 parts[factor.name] = start, size
         empty = next((name for name, (_, size) in parts.items() if size == 0), None)
         if empty is not None:
-            return self._filled(op, space.factor(empty).combine)
-        return (restrict(op, space, operands, parts),)
+            self._fill(op, space.factor(empty).combine)
+        else:
+            self._place(op, restrict(op, space, operands, parts))
 
-    def _filled(self, op: Op, combine: str) -> Sequence[Op]:
-        """Return what stands for an op without iterations: the identity of its reduction."""
-        made: list[Op] = []
+    def _fill(self, op: Op, combine: str) -> None:
+        """Let the identity of its reduction stand for an op without iterations.
+
+        Nothing stands for results that are no tensors: gradients that nobody asked for.
+        """
         for result in op.results:
-            what = f"the result of '{op.name}'"
-            type_ = self._type(result.type, op.loc, what)
-            if not isinstance(type_, TensorType):
-                made.append(Symbolic(0, loc=op.loc))
-                continue
-            value = identity(combine, type_.dtype)
-            made.append(Full(value, type_.shape, type_.dtype, type_.device, loc=op.loc))
-        return made
+            type_ = self._type(result.type, op.loc, f"the result of '{op.name}'")
+            if isinstance(type_, TensorType):
+                value = identity(combine, type_.dtype)
+                full = Full(value, type_.shape, type_.dtype, type_.device, loc=op.loc)
+                self.local[result] = self._emit(full)
 
     # collectives
 
