@@ -71,9 +71,20 @@ def proposals(
         for axis, split in zip(index_map, one.sharding.splits, strict=True):
             for name, part in splits_along(space, axis, split, mesh).items():
                 if is_divisible(space, name):
-                    priority = max(one.priorities.get(a, 1) for a in part.axes)
-                    found.append(Proposal(name, part, priority, weight, tensor))
+                    found += _prefixes(name, part, one.priorities, weight, tensor)
     return sorted(found, key=lambda proposal: proposal.order)
+
+
+def _prefixes(
+    name: str, split: Split, priorities: Mapping[str, int], weight: float, tensor: int
+) -> list[Proposal]:
+    """Return what is proposed for a factor: all axes, or only the outer ones of them."""
+    found: list[Proposal] = []
+    for count in range(len(split.axes), 0, -1):
+        axes = split.axes[:count]
+        priority = max(priorities.get(axis, 1) for axis in axes)
+        found.append(Proposal(name, Split(axes, split.unit), priority, weight, tensor))
+    return found
 
 
 def splits_along(space: IterationSpace, axis: Axis, split: Split, mesh: Mesh) -> dict[str, Split]:
@@ -259,11 +270,13 @@ def _lies_so(
     splits: Mapping[str, Split], mesh: Mesh,
 ) -> bool:  # fmt: skip
     """Whether a tensor is cut along a factor as the factor is, if it has it at all."""
-    return all(
-        axis_split(space, axis, splits, mesh) == split
-        for axis, split in zip(index_map, one.sharding.splits, strict=True)
-        if _mentions(axis, name)
-    )
+    for axis, split in zip(index_map, one.sharding.splits, strict=True):
+        if _mentions(axis, name):
+            wanted = axis_split(space, axis, splits, mesh)
+            # What cuts it further is needed for something else, and is gathered in any case.
+            if wanted is None or not (wanted == split or _extends(split, wanted)):
+                return False
+    return True
 
 
 def _is_possible(
