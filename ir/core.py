@@ -16,7 +16,7 @@ from .location import UNKNOWN, Location
 from .shard_rules import ShardingError, result_shardings
 from .sharding import Mesh, Sharding
 from .space import IterationSpace
-from .types import TensorType, Type
+from .types import OpaqueType, ScalarType, TensorType, Type
 
 Number: TypeAlias = bool | int | float | complex | sympy.Expr
 """A literal operand, kept in full precision; an expression is a symbolic integer."""
@@ -167,11 +167,20 @@ class Op:
         given = tuple(_lies(operand.type) for operand in self.operands)
         mesh = next((one.mesh for one in given if one is not None and one.mesh is not None), None)
         try:
-            return result_shardings(
-                self.space(), given, mesh, moves=self.is_view, random=self.is_random
+            found = result_shardings(
+                self.space(),
+                given,
+                mesh,
+                moves=self.is_view,
+                random=self.is_random,
+                empty=frozenset(n for n, r in enumerate(self.results) if _is_empty(r.type)),
             )
+            for result, sharding in zip(self.results, found or (), strict=bool(found)):
+                if isinstance(result.type, ScalarType) and not sharding.is_replicated:
+                    raise ShardingError("needs-whole", f"a number cannot be {sharding.partial}")
         except ShardingError as error:
             raise self.error(error.code, f"cannot run on parts: {error.reason}") from None
+        return found
 
     def space(self) -> IterationSpace | None:
         """Return the iteration space, or None for an op that has none (an `aten` op)."""
@@ -263,6 +272,11 @@ def _tuple(types: Type | tuple[Type, ...]) -> tuple[Type, ...]:
 
 def _lies(type_: Type) -> Sharding | None:
     return type_.sharding if isinstance(type_, TensorType) else None
+
+
+def _is_empty(type_: Type) -> bool:
+    """Whether a value of the type holds no elements."""
+    return 0 in type_.shape if isinstance(type_, TensorType) else isinstance(type_, OpaqueType)
 
 
 def _holds_operands(annotation: str) -> bool:

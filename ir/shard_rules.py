@@ -52,6 +52,13 @@ def normal_split(split: Split, size: Dim, mesh: Mesh | None) -> Split:
     return split
 
 
+def normal_sharding(sharding: Sharding, shape: Sequence[Dim], mesh: Mesh | None) -> Sharding:
+    """Return the sharding with unit 1 wherever that cuts at the same places; see `normal_split`."""
+    splits = zip(sharding.splits, shape, strict=True)
+    normal = tuple(normal_split(split, size, mesh) for split, size in splits)
+    return sharding_of(normal, sharding.partial, mesh)
+
+
 def factor_splits(
     names: Sequence[str], sizes: Sequence[Dim], split: Split, mesh: Mesh | None
 ) -> dict[str, Split] | None:
@@ -228,11 +235,13 @@ def result_shardings(
     *,
     moves: bool = False,
     random: bool = False,
+    empty: frozenset[int] = frozenset(),
 ) -> tuple[Sharding, ...] | None:
     """Return how the results lie where the operands lie so, or raise `ShardingError`.
 
     None stands for no results to speak of: an op without a space whose operands are all whole.
-    `moves` says that the op only moves elements, so that partial values of any reduction pass.
+    `moves` says that the op only moves elements, so that partial values of any reduction pass;
+    `empty` gives the results without elements, to which no factor matters that they lack.
     """
     if space is None or random:
         for position, sharding in enumerate(operands):
@@ -252,7 +261,10 @@ def result_shardings(
     if twice:
         reason = f"the mesh axis '{min(twice)}' would cut it in two ways"
         raise ShardingError("axis-used-twice", reason)
-    return tuple(_result(space, index_map, splits, pending, mesh) for index_map in space.results)
+    return tuple(
+        _result(space, index_map, splits, pending, mesh, is_empty=index in empty)
+        for index, index_map in enumerate(space.results)
+    )
 
 
 def _pending(
@@ -283,6 +295,8 @@ def _result(
     splits: Mapping[str, Split],
     pending: tuple[Partial, ...],
     mesh: Mesh | None,
+    *,
+    is_empty: bool,
 ) -> Sharding:
     dims: list[Split] = []
     for axis in index_map:
@@ -293,7 +307,7 @@ def _result(
         dims.append(split)
     partial = list(pending)
     for name, split in splits.items():
-        if any(_mentions(axis, {name: split}) for axis in index_map):
+        if is_empty or any(_mentions(axis, {name: split}) for axis in index_map):
             continue
         factor = space.factor(name)
         if factor.kind is not FactorKind.REDUCTION:
