@@ -84,7 +84,9 @@ class Collective(Op):
     def _with(self, given: Sharding, dim: int, unit: int, x: TensorType) -> Split:
         """Return a dimension's split when `axes` cut it further."""
         split = self._split(given, dim)
-        if split.axes and split.unit != unit:
+        # Units that are written differently may cut at the same places.
+        same = normal_split(Split(split.axes, unit), x.shape[dim], given.mesh)
+        if split.axes and split.unit != unit and same != split:
             reason = f"dimension {dim} is cut into units of {split.unit}, not of {unit}"
             raise ShardingError("bad-unit", reason)
         return normal_split(Split(split.axes + self.axes, unit), x.shape[dim], given.mesh)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+from lynx.ir.core import Value
+from lynx.ir.errors import UsageError
+from lynx.ir.shard_rules import ShardingError, normal_sharding
 from lynx.ir.sharding import Mesh, Sharding
 
 INPUT_PRIORITY = 0
@@ -42,3 +46,25 @@ class Annotations:
     inputs: tuple[Annotation | None, ...]
     outputs: tuple[Sharding | None, ...] = ()
     output_priorities: tuple[int, ...] = field(default=())
+
+    def normal(self, inputs: Sequence[Value], outputs: Sequence[Value | None]) -> Annotations:
+        """Return the annotations with units that the types of values have after collectives.
+
+        `UsageError` for a unit that does not divide its dimension.
+        """
+        given = tuple(
+            one and replace(one, sharding=_normal(one.sharding, value, f"input '{value.name}'"))
+            for one, value in zip(self.inputs, inputs, strict=True)
+        )
+        promised = tuple(
+            one if one is None or value is None else _normal(one, value, f"output {index}")
+            for index, (one, value) in enumerate(zip(self.outputs, outputs, strict=False))
+        )
+        return replace(self, inputs=given, outputs=promised)
+
+
+def _normal(sharding: Sharding, value: Value, what: str) -> Sharding:
+    try:
+        return normal_sharding(sharding, value.shape, sharding.mesh)
+    except ShardingError as error:
+        raise UsageError(error.code, f"{what} of type {value.type}: {error.reason}") from None

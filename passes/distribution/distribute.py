@@ -43,8 +43,9 @@ class Distributed:
 def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> Distributed:
     """Lay a graph out on a mesh and add collectives; the result is verified.
 
-    `CompileError` where that is impossible.
+    `UsageError` for annotations that do not fit, `CompileError` where it is impossible.
     """
+    annotations = annotations.normal(graph.inputs, graph.outputs)
     prepared: Graph = PREPARE.run(graph, context)
     layouts = propagate(prepared, annotations)
     for _ in range(_MOST_EXPANSIONS):
@@ -57,7 +58,6 @@ def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> 
     verify(placed)
     context.remarks.append(Remark("mesh", f"laid out on {annotations.mesh}"))
     levels = tuple(
-        {} if output is None else dict(layouts.priorities_of(output))
-        for output in prepared.outputs
+        {} if output is None else dict(layouts.priorities_of(output)) for output in prepared.outputs
     )
     return Distributed(placed, layouts, levels)

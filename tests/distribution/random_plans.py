@@ -1,0 +1,48 @@
+"""Random meshes of up to 8 devices, and random plans for what a model gets and holds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from lynx.ir.core import Graph
+from lynx.ir.sharding import Mesh
+from lynx.ir.types import TensorType
+
+MESHES = (
+    (2,), (3,), (4,), (5,), (7,), (8,), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (2, 2, 2), (1, 3),
+)  # fmt: skip
+
+
+def random_mesh(source: random.Random) -> Mesh:
+    """Draw a mesh."""
+    return Mesh("mesh", tuple(zip("abc", source.choice(MESHES), strict=False)))
+
+
+def random_plan(
+    source: random.Random, graph: Graph, names: Sequence[str], mesh: Mesh
+) -> dict[str, str]:
+    """Draw how each input of a graph lies; some plans cut nearly all, others little."""
+    chance = source.choice((0.1, 0.3, 0.6, 1.0))
+    return {
+        name: random_spec(source, mesh, value.type, chance)
+        for name, value in zip(names, graph.inputs, strict=True)
+        if isinstance(value.type, TensorType)
+    }
+
+
+def random_spec(source: random.Random, mesh: Mesh, type_: TensorType, chance: float) -> str:
+    """Draw how a tensor lies: each axis cuts it by a chance, in any order, along any dimension."""
+    axes = list(mesh.names)
+    source.shuffle(axes)
+    dims: list[list[str]] = [[] for _ in range(type_.rank)]
+    for axis in axes:
+        if dims and source.random() < chance:
+            source.choice(dims).append(axis)
+    entries = []
+    for cut, size in zip(dims, type_.shape, strict=True):
+        text = "_" if not cut else cut[0] if len(cut) == 1 else f"({', '.join(cut)})"
+        if cut and isinstance(size, int) and size % 4 == 0 and source.random() < 0.2:
+            text += f" by {source.choice((2, 4))}"
+        entries.append(text)
+    return ", ".join(entries)
