@@ -13,10 +13,11 @@ import sympy
 from .dims import Dim, SymbolRange, product
 from .errors import CompileError
 from .location import UNKNOWN, Location
-from .shard_rules import ShardingError, result_shardings
+from .shard_rules import ShardingError
 from .sharding import Mesh, Sharding
 from .space import IterationSpace
-from .types import OpaqueType, ScalarType, TensorType, Type
+from .structure import Typed, derived_shardings
+from .types import TensorType, Type
 
 Number: TypeAlias = bool | int | float | complex | sympy.Expr
 """A literal operand, kept in full precision; an expression is a symbolic integer."""
@@ -41,10 +42,10 @@ class Foreign:
         return f'#{self.kind}("{self.text}")'
 
 
-class Value:
+class Value(Typed):
     """One result of an op, or an input of a graph (then `op` is None). Compared by identity."""
 
-    __slots__ = ("__weakref__", "index", "name", "op", "type")
+    __slots__ = ("index", "name", "op")
 
     def __init__(self, type: Type, op: Op | None = None, index: int = 0, name: str = "") -> None:  # noqa: A002 - the field's natural name
         self.type = type
@@ -164,23 +165,10 @@ class Op:
 
         `CompileError` where the op cannot run on the parts of its operands.
         """
-        given = tuple(_lies(operand.type) for operand in self.operands)
-        mesh = next((one.mesh for one in given if one is not None and one.mesh is not None), None)
         try:
-            found = result_shardings(
-                self.space(),
-                given,
-                mesh,
-                moves=self.is_view,
-                random=self.is_random,
-                empty=frozenset(n for n, r in enumerate(self.results) if _is_empty(r.type)),
-            )
-            for result, sharding in zip(self.results, found or (), strict=bool(found)):
-                if isinstance(result.type, ScalarType) and not sharding.is_replicated:
-                    raise ShardingError("needs-whole", f"a number cannot be {sharding.partial}")
+            return derived_shardings(self)
         except ShardingError as error:
             raise self.error(error.code, f"cannot run on parts: {error.reason}") from None
-        return found
 
     def space(self) -> IterationSpace | None:
         """Return the iteration space, or None for an op that has none (an `aten` op)."""
@@ -272,11 +260,6 @@ def _tuple(types: Type | tuple[Type, ...]) -> tuple[Type, ...]:
 
 def _lies(type_: Type) -> Sharding | None:
     return type_.sharding if isinstance(type_, TensorType) else None
-
-
-def _is_empty(type_: Type) -> bool:
-    """Whether a value of the type holds no elements."""
-    return 0 in type_.shape if isinstance(type_, TensorType) else isinstance(type_, OpaqueType)
 
 
 def _holds_operands(annotation: str) -> bool:

@@ -8,7 +8,7 @@ the new graph are derived from op to op, so that the verifier proves that no col
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from lynx.ir.core import Graph, Mutation, Op, OutputSpec, Value
 from lynx.ir.errors import InternalError
@@ -16,13 +16,14 @@ from lynx.ir.location import Location
 from lynx.ir.ops.collective import Replicate
 from lynx.ir.sharding import Partial, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import IterationSpace
+from lynx.ir.structure import structure_of
 from lynx.ir.types import TensorType
 
 from .alternatives import alternative, replacement
 from .annotations import Annotations
 from .pending import Pending
 from .propagate import Layouts
-from .redistribute import Redistribution
+from .redistribute import Redistribution, Step
 from .strategy import Strategist, operand_sharding, space_of
 
 
@@ -40,6 +41,8 @@ class _Partition:
         self.forms: dict[tuple[Value, Sharding], Value] = {}
         self.spaces: dict[Op, IterationSpace | None] = {}
         self.splits: dict[Op, Mapping[str, Split]] = {}
+        self.needed: dict[tuple[int, int, int], Sharding] = {}
+        self.routes: dict[Hashable, list[Step]] = {}
 
     def run(self) -> Graph:
         self._choose()
@@ -65,10 +68,12 @@ class _Partition:
             operands = [self.layouts.placed(value) for value in op.operands]
             results = [self.layouts.placed(value) for value in op.results]
             other = alternative(op)
-            space = space_of(op if other is None else other)
-            splits = strategist.choose(space, operands, results)
+            wider = op if other is None else other
+            structure = structure_of(wider)
+            space = space_of(wider, structure)
+            splits = strategist.choose(space, operands, results, structure)
             if other is not None:
-                plain = space_of(op)
+                plain = space_of(op, structure_of(op))
                 if plain is not None and space is not None and _runs_as(plain, space, splits):
                     space = plain
             self.spaces[op], self.splits[op] = space, splits
@@ -107,9 +112,15 @@ class _Partition:
             return None
         if space is None:
             return replicated(operand.type.rank, self.mesh)
-        sharding = operand_sharding(space, space.operands[position], splits, self.mesh)
-        assert sharding is not None
-        return sharding_of(sharding.splits, tuple(waiting.get(operand, ())), self.mesh)
+        # Ops of one structure share their space and, from the strategist, their splits.
+        key = (id(space), id(splits), position)
+        sharding = self.needed.get(key)
+        if sharding is None:
+            sharding = operand_sharding(space, space.operands[position], splits, self.mesh)
+            assert sharding is not None
+            self.needed[key] = sharding
+        pending = tuple(waiting.get(operand, ()))
+        return sharding_of(sharding.splits, pending, self.mesh) if pending else sharding
 
     def _settle(self, old: Value, new: Value, waiting: Sequence[Partial], loc: Location) -> None:
         """Reduce what does not wait, and lay a new result out as was decided."""
@@ -141,9 +152,14 @@ class _Partition:
             value = self._add(value, Replicate(value, axes, sizes, loc=loc))
             type_ = value.tensor_type
         assert type_.sharding is not None
-        steps = Redistribution(
-            type_.sharding, wanted, type_.shape, type_.dtype.itemsize, self.mesh
-        ).steps
+        if type_.sharding == wanted:
+            return value
+        key = (type_.sharding, wanted, type_.shape)
+        steps = self.routes.get(key)
+        if steps is None:
+            steps = self.routes[key] = Redistribution(
+                type_.sharding, wanted, type_.shape, type_.dtype.itemsize, self.mesh
+            ).steps
         for step in steps:
             op = step.emit(value)
             value = self._add(value, dataclasses.replace(op, loc=loc))

@@ -9,13 +9,14 @@ annotations and the order of the graph alone. Each split keeps its reason.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lynx.ir.core import Graph, Op, Value
 from lynx.ir.shard_rules import axis_split
-from lynx.ir.sharding import Mesh, Sharding, Split, replicated, sharding_of
+from lynx.ir.sharding import WHOLE, Mesh, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import FactorKind, IndexMap, IterationSpace
+from lynx.ir.structure import structure_of
 from lynx.ir.traversal import users
 from lynx.ir.types import TensorType
 
@@ -44,6 +45,7 @@ class Layouts:
     shardings: dict[Value, Sharding] = field(default_factory=dict)
     priorities: dict[Value, dict[str, int]] = field(default_factory=dict)
     reasons: dict[Value, dict[str, Reason]] = field(default_factory=dict)
+    _placed: dict[Value, Placed | None] = field(default_factory=dict)
 
     def of(self, value: Value) -> Sharding | None:
         """Return the sharding of a tensor, whole if nothing was found; None for other values."""
@@ -58,15 +60,34 @@ class Layouts:
 
     def placed(self, value: Value) -> Placed | None:
         """Return a value as a tensor of an op; None if it is none."""
-        sharding = self.of(value)
-        if sharding is None or not isinstance(value.type, TensorType):
-            return None
-        return Placed(value.type, sharding, self.priorities_of(value))
+        if value not in self._placed:
+            sharding = self.of(value)
+            self._placed[value] = (
+                Placed(value.type, sharding, dict(self.priorities_of(value)))
+                if sharding is not None and isinstance(value.type, TensorType)
+                else None
+            )
+        return self._placed[value]
+
+    def place(self, value: Value, sharding: Sharding) -> None:
+        """Note how a value is to lie; what was said of its axes is said before."""
+        self.shardings[value] = sharding
+        self._placed.pop(value, None)
 
 
 def propagate(graph: Graph, annotations: Annotations) -> Layouts:
     """Return how every value of a graph is to lie on the mesh."""
     return _Propagation(graph, annotations).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """That a tensor of an op, by its number, is split further because another one is."""
+
+    tensor: int
+    splits: tuple[Split, ...]
+    priority: int
+    source: int
 
 
 class _Propagation:
@@ -76,7 +97,11 @@ class _Propagation:
         self.layouts = Layouts(self.mesh)
         self.users = users(graph)
         self.place = {op: index for index, op in enumerate(graph.ops)}
-        self.spaces: dict[Op, IterationSpace | None] = {op: space_of(op) for op in graph.ops}
+        self.structures = {op: structure_of(op) for op in graph.ops}
+        self.spaces: dict[Op, IterationSpace | None] = {
+            op: space_of(op, self.structures[op]) for op in graph.ops
+        }
+        self.known: dict[Hashable, tuple[_Change, ...]] = {}
         self.tiers = {op: _tier(op, self.spaces[op]) for op in graph.ops}
         self.fixed: set[Value] = set(graph.inputs)
         self.queue: list[tuple[int, int]] = []
@@ -101,9 +126,9 @@ class _Propagation:
                 self.fixed.discard(value)
             priorities = [annotation.priority_of(axis) for axis in annotation.sharding.axes]
             seeds += [(value, annotation.sharding, p) for p in sorted(set(priorities))]
-            self.layouts.shardings[value] = annotation.sharding
             levels = dict(zip(annotation.sharding.axes, priorities, strict=True))
             self.layouts.priorities[value] = levels
+            self.layouts.place(value, annotation.sharding)
             reasons = dict.fromkeys(levels, Reason(None))
             self.layouts.reasons[value] = reasons
         given = self.annotations.output_priorities
@@ -138,39 +163,47 @@ class _Propagation:
             self._step(op, priority)
 
     def _step(self, op: Op, priority: int) -> None:
+        """Split what is around an op as its factors are; equal steps are thought through once."""
         space = self.spaces[op]
         if space is None:
             return
         values = (*op.operands, *op.results)
-        maps = (*space.operands, *space.results)
         placed = [self.layouts.placed(value) for value in values]
+        if not any(one is not None and any(one.sharding.dims) for one in placed):
+            return
+        structure = self.structures[op]
+        is_open = tuple([value not in self.fixed for value in values])
+        key = (structure, priority, is_open, tuple([_state(one) for one in placed]))
+        changes = self.known.get(key) if structure is not None else None
+        if changes is None:
+            maps = (*space.operands, *space.results)
+            changes = self.known[key] = tuple(self._changes(space, placed, maps, is_open, priority))
+        for change in changes:
+            reason = Reason(op, values[change.source])
+            self._assign(values[change.tensor], change.splits, change.priority, reason)
+
+    def _changes(
+        self, space: IterationSpace, placed: Sequence[Placed | None], maps: Sequence[IndexMap],
+        is_open: Sequence[bool], priority: int,
+    ) -> Iterator[_Change]:  # fmt: skip
+        """Yield how dimensions of tensors would be split as the factors of an op are."""
         found = [p for p in proposals(space, placed, maps, self.mesh) if p.priority <= priority]
         taken = accept(found)
         if not taken:
-            return
-        for value, index_map in zip(values, maps, strict=True):
-            if value not in self.fixed and isinstance(value.type, TensorType):
-                self._project(op, value, space, index_map, taken, found, values)
-
-    def _project(
-        self, op: Op, value: Value, space: IterationSpace, index_map: IndexMap,
-        taken: Mapping[str, Split], found: Sequence[Proposal], values: Sequence[Value],
-    ) -> None:  # fmt: skip
-        """Split the dimensions of a value as the factors of an op are."""
-        wanted = [axis_split(space, axis, taken, self.mesh) for axis in index_map]
-        splits = tuple(split if split is not None else Split() for split in wanted)
-        if not any(split.axes for split in splits):
             return
         by_axis: dict[str, Proposal] = {}
         for proposal in found:
             for axis in proposal.split.axes:
                 by_axis.setdefault(axis, proposal)
-        for dim, split in enumerate(splits):
-            if split.axes:
-                proposal = by_axis[split.axes[-1]]
-                reason = Reason(op, values[proposal.tensor])
-                one = tuple(split if index == dim else Split() for index in range(len(splits)))
-                self._assign(value, one, proposal.priority, reason)
+        for tensor, (one, index_map) in enumerate(zip(placed, maps, strict=True)):
+            if one is None or not is_open[tensor]:
+                continue
+            splits = [axis_split(space, axis, taken, self.mesh) or WHOLE for axis in index_map]
+            for dim, split in enumerate(splits):
+                if split.axes and split != one.sharding.splits[dim]:
+                    proposal = by_axis[split.axes[-1]]
+                    alone = tuple(split if n == dim else WHOLE for n in range(len(splits)))
+                    yield _Change(tensor, alone, proposal.priority, proposal.tensor)
 
     def _assign(self, value: Value, splits: Sequence[Split], priority: int, reason: Reason) -> None:
         """Split open dimensions of a value; what it is split by already stays."""
@@ -193,8 +226,12 @@ class _Propagation:
                 self.layouts.priorities.setdefault(value, {})[axis] = priority
                 self.layouts.reasons.setdefault(value, {})[axis] = reason
         if changed:
-            self.layouts.shardings[value] = sharding_of(tuple(dims), (), self.mesh)
+            self.layouts.place(value, sharding_of(tuple(dims), (), self.mesh))
             self._touch(value)
+
+
+def _state(one: Placed | None) -> Hashable:
+    return None if one is None else (one.sharding, tuple(one.priorities.items()))
 
 
 def _tier(op: Op, space: IterationSpace | None) -> int:

@@ -8,7 +8,7 @@ equals what moves the fewest bytes, with the work that a device would do in vain
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lynx.ir.core import Op, Value
@@ -16,6 +16,7 @@ from lynx.ir.dims import Dim
 from lynx.ir.shard_rules import axis_split, factor_splits
 from lynx.ir.sharding import REDUCTIONS, Mesh, Partial, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import Axis, FactorKind, IndexMap, IterationSpace, Window
+from lynx.ir.structure import Structure, shared_space
 from lynx.ir.types import TensorType
 
 from .redistribute import SYMBOLIC_SIZE, Costs
@@ -162,7 +163,7 @@ class Strategist:
 
     def choose(
         self, space: IterationSpace | None, operands: Sequence[Placed | None],
-        results: Sequence[Placed | None],
+        results: Sequence[Placed | None], structure: Structure,
     ) -> dict[str, Split]:  # fmt: skip
         """Return how each factor is cut; those that are whole are left out."""
         if space is None:
@@ -171,8 +172,8 @@ class Strategist:
         maps = (*space.operands, *space.results)
         if not any(one is not None and any(one.sharding.dims) for one in placed):
             return {}
-        key = _key(space, placed)
-        known = self._known.get(key)
+        key = (structure, tuple([_state(one) for one in placed]))
+        known = self._known.get(key) if structure is not None else None
         if known is None:
             known = self._known[key] = self._choose(space, placed, maps, len(operands))
         return known
@@ -224,14 +225,8 @@ class Strategist:
         return total
 
 
-def _key(space: IterationSpace, placed: Sequence[Placed | None]) -> object:
-    tensors = tuple(
-        None
-        if one is None
-        else (one.type.shape, one.type.dtype, one.sharding, tuple(sorted(one.priorities.items())))
-        for one in placed
-    )
-    return space.factors, space.operands, space.results, tensors
+def _state(one: Placed | None) -> Hashable:
+    return None if one is None else (one.sharding, tuple(one.priorities.items()))
 
 
 def _subsets(found: Sequence[Proposal]) -> list[tuple[Proposal, ...]]:
@@ -317,6 +312,6 @@ def placed(value: Value, sharding: Sharding | None, priorities: Mapping[str, int
     return Placed(value.type, sharding or replicated(value.type.rank), priorities)
 
 
-def space_of(op: Op) -> IterationSpace | None:
+def space_of(op: Op, structure: Structure) -> IterationSpace | None:
     """Return the space along which an op may be cut; none for ops that draw random numbers."""
-    return None if op.is_random or op.changes_sharding else op.space()
+    return None if op.is_random or op.changes_sharding else shared_space(op, structure)
