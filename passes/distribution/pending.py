@@ -34,6 +34,8 @@ class Pending:
         self.counts = use_counts(graph)
         self.place = {op: index for index, op in enumerate(graph.ops)}
         self.waiting: dict[Value, dict[Partial, None]] = {}
+        # Ops of one structure share their space and, from the strategist, their splits.
+        self.own: dict[tuple[int, int, int], tuple[Partial, ...]] = {}
 
     def run(self) -> dict[Value, tuple[Partial, ...]]:
         """Return the partial sums in which each value is left; values without any are left out."""
@@ -56,11 +58,14 @@ class Pending:
 
     def _own(self, op: Op, index: int) -> tuple[Partial, ...]:
         """Return the partial sums that the reduction in an op leaves."""
-        space = self.spaces[op]
-        if space is None or not self.splits[op]:
+        space, splits = self.spaces[op], self.splits[op]
+        if space is None or not splits:
             return ()
-        sharding = result_sharding(space, space.results[index], self.splits[op], self.mesh)
-        return sharding.partial if sharding is not None else ()
+        key = (id(space), id(splits), index)
+        if key not in self.own:
+            sharding = result_sharding(space, space.results[index], splits, self.mesh)
+            self.own[key] = sharding.partial if sharding is not None else ()
+        return self.own[key]
 
     def _flowing(self, op: Op) -> dict[Partial, tuple[int, ...]]:
         """Return the partial sums that operands bring and that flow through the op."""
