@@ -27,6 +27,7 @@ from lynx.ir.types import DType, TensorType
 from lynx.ir.verifier import verify
 from tests.samples import Sample
 from tests.samples.inputs import SAMPLES, draw
+from tests.tools.sharding_table import PAGE, page
 
 TWO = Mesh("mesh", (("tp", 2),))
 THREE = Mesh("mesh", (("tp", 3),))
@@ -334,3 +335,7 @@ def test_any_partial_values_flow_through_moves(key: str, reduction: str) -> None
     for positions in space.linear:
         partial = dict.fromkeys(positions, Partial(reduction, "tp"))
         check(op, values, execute(op, values), {}, THREE, 0, partial)
+
+
+def test_the_page_of_rules_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tests.tools.sharding_table"
