@@ -5,6 +5,8 @@ python -m tests.tools.sharding_table
 
 from __future__ import annotations
 
+import re
+
 from lynx.ir.core import Op
 from lynx.ir.ops.collective import Collective
 from lynx.ir.shard_rules import COMBINES
@@ -14,24 +16,10 @@ from tests.tools.tree import ROOT
 
 PAGE = ROOT / "docs/sharding-rules.md"
 
-INTRODUCTION = """# Sharding rules
-
-How each op may be cut by a mesh. The rules are not written down anywhere: they are read off the iteration
-spaces that ops declare (`ir/space.py`, `ir/shard_rules.py`), and this page is generated from them by
-`python -m tests.tools.sharding_table`. `tests/distribution/test_rules.py` runs each of them on meshes.
-
-A rule names the factors of an op and how they index the dimensions of operands and results, `1` for a
-dimension that no factor indexes. A factor under *parallel* cuts operands and results alike. One under
-*reduced* leaves partial results, that are combined by the operation. *Partial sums* lists the operands, in
-sets of positions, that may be partial sums; then so are the results. What is in none of these columns is
-needed whole, as are dimensions under a sliding window (`o+k`).
-
-Rules depend on attributes and ranks; those of examples are shown. Ops that draw random numbers, `aten` calls
-and ops that are missing here need whole operands.
-
-| op | rule | parallel | reduced | partial sums |
-|---|---|---|---|---|
+HEADER = """| op | rule | parallel | reduced | partial sums |
+| --- | --- | --- | --- | --- |
 """
+_TABLE = re.compile(r"(<!-- rules -->\n).*?(<!-- end of rules -->)", re.DOTALL)
 
 
 def row(op: Op, space: IterationSpace) -> str:
@@ -56,8 +44,8 @@ def can_be_cut(space: IterationSpace, name: str) -> bool:
     return any(isinstance(axis, tuple) and name in axis for axis in axes)
 
 
-def page() -> str:
-    """Return the text of the page: a line for each op, two where examples differ much."""
+def table() -> str:
+    """Return a line for each op, two where examples differ."""
     rows: dict[str, dict[str, None]] = {}
     for sample in SAMPLES.values():
         op = sample.op
@@ -67,9 +55,13 @@ def page() -> str:
         lines = rows.setdefault(op.name, {})
         if len(lines) < 2:
             lines[row(op, space)] = None
-    table = "\n".join(line for name in sorted(rows) for line in rows[name])
-    return f"{INTRODUCTION}{table}\n"
+    return HEADER + "\n".join(line for name in sorted(rows) for line in rows[name])
+
+
+def updated(page: str) -> str:
+    """Return the page with the table as it is now."""
+    return _TABLE.sub(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", page)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
