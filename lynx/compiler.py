@@ -66,8 +66,12 @@ def _compile(
     start = time.perf_counter()
     graph = import_graph(module, record.kind)
     record.imported = graph
-    local = None if distribution is None else distribution.localize(graph, module, record.name)
-    graph = graph if local is None else local.graph
+    local = None
+    if distribution is not None:
+        context = pass_context(graph)
+        local = distribution.localize(graph, module, record.name, context)
+        record.remarks = [*record.remarks, *context.remarks]
+        graph = local.graph
     record.seconds["import"] = time.perf_counter() - start
     target = target_of(graph, settings.cpu_kernels)
     context = pass_context(graph, target)

@@ -27,7 +27,7 @@ def whole(
     for dim, split in enumerate(sharding.splits):
         if split.axes:
             sizes = piece_sizes(split, int(shape[dim]), groups.mesh)
-            part = groups.group(split.axes).all_gather(part, dim, sizes, where)
+            part = groups.group(split.axes).all_gather(part, dim, sizes, where=where)
     return part
 
 

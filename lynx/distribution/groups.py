@@ -88,9 +88,12 @@ class Group:
         return travels.to(x.dtype)
 
     def all_gather(
-        self, x: torch.Tensor, dim: int, sizes: Sequence[int], where: str = ""
+        self, x: torch.Tensor, dim: int, sizes: Sequence[int], index: int = -1, where: str = ""
     ) -> torch.Tensor:
-        """Return the pieces of all members, of lengths `sizes`, in a row along a dimension."""
+        """Return the pieces of all members, of lengths `sizes`, in a row along a dimension.
+
+        `index` is the own number, which the group knows.
+        """
         if self.size == 1:
             return x.clone()
         longest = max(sizes)
@@ -105,6 +108,7 @@ class Group:
         x: torch.Tensor,
         dim: int,
         sizes: Sequence[int],
+        index: int = -1,
         reduction: str = "sum",
         where: str = "",
     ) -> torch.Tensor:
@@ -130,6 +134,7 @@ class Group:
         target: int,
         source_sizes: Sequence[int],
         target_sizes: Sequence[int],
+        index: int = -1,
         where: str = "",
     ) -> torch.Tensor:
         """Return the own piece along `target`, whole along `source`, where it was cut before."""
@@ -143,13 +148,13 @@ class Group:
     def all_gather_bytes(self, content: bytes, where: str = "") -> list[bytes]:
         """Return what each member gives."""
         length = torch.tensor([len(content)], dtype=torch.int64)
-        lengths = self.all_gather(length, 0, [1] * self.size, where).tolist()
+        lengths = self.all_gather(length, 0, [1] * self.size, where=where).tolist()
         data = (
             torch.frombuffer(bytearray(content), dtype=torch.uint8)
             if content
             else (torch.empty(0, dtype=torch.uint8))
         )
-        whole = self.all_gather(data, 0, lengths, where)
+        whole = self.all_gather(data, 0, lengths, where=where)
         return [bytes(part.numpy().tobytes()) for part in whole.split(lengths)]
 
     # what they are made of

@@ -98,6 +98,15 @@ def is_placeable(sharding: Sharding, shape: Sequence[int], device_mesh: DeviceMe
     return True
 
 
+def placeable(sharding: Sharding, mesh: Mesh) -> Sharding:
+    """Return the sharding that is closest to one for which DTensor has no placements."""
+    splits = (
+        Split(tuple(sorted(split.axes, key=mesh.names.index))) if split.axes else WHOLE
+        for split in sharding.splits
+    )
+    return sharding_of(tuple(splits), (), mesh)
+
+
 def piece_sizes(split: Split, size: int, mesh: Mesh) -> tuple[int, ...]:
     """Return the lengths of all pieces along a dimension, in row-major order of the axes."""
     if split == WHOLE:

@@ -16,6 +16,10 @@ from lynx.ir.errors import CompileError
 from lynx.ir.printer import print_graph
 from lynx.ir.sharding import Sharding, replicated
 from lynx.ir.types import TensorType
+from lynx.passes import PassContext, Remark
+from lynx.passes.distribution.annotations import Annotation, Annotations
+from lynx.passes.distribution.distribute import distribute
+from lynx.passes.distribution.localize import localize
 from lynx.settings import Settings
 
 from .agreement import Agreement
@@ -23,10 +27,9 @@ from .border import Entrance, Exit
 from .gathering import gathered
 from .graphs import check_calls, plain_graph, plain_inputs
 from .groups import Groups
-from .meshes import sharding_of_placements, whole_placements
+from .meshes import is_placeable, placeable, sharding_of_placements, whole_placements
+from .running import Boxed, agreed, entered, with_strides
 from .torch_internals import input_descriptors, output_descriptors
-
-Boxed = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -45,22 +48,25 @@ class LocalGraph:
 class Frame:
     """How the inputs and outputs of one graph lie; None for what is no tensor.
 
-    `shapes` are the whole shapes of inputs, `names` what AOTAutograd calls each output, and the
-    name of its node.
+    `shapes` are the whole shapes of inputs, `sources` what AOTAutograd calls them, `names` what it
+    calls each output, and the name of its node. Outputs that are `promised` must lie so.
     """
 
     inputs: list[Sharding | None] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     outputs: list[Sharding | None] = field(default_factory=list)
     names: list[tuple[str, str]] = field(default_factory=list)
+    promised: list[bool] = field(default_factory=list)
 
 
 @dataclass
 class DistributedStep:
     """How the tensors of one Dynamo graph lie: inputs by annotation, the rest as it is found out.
 
-    AOTAutograd's graphs come in the order forward, backward. `known` holds how values lie by what
-    AOTAutograd calls them, `saved` those that backward gets by the name of their node.
+    AOTAutograd's graphs come in the order forward, backward. `annotations` holds what the user says
+    of inputs, by what AOTAutograd calls them, `known` how values lie, `saved` how those that
+    backward gets lie, by the name of their node.
     """
 
     module: torch.fx.GraphModule
@@ -68,21 +74,84 @@ class DistributedStep:
     entrances: tuple[Entrance | None, ...]
     distributed_outputs: tuple[bool, ...]
     groups: Groups
+    settings: Settings
+    annotations: dict[str, Annotation] = field(default_factory=dict)
     known: dict[str, Sharding] = field(default_factory=dict)
     saved: dict[str, Sharding] = field(default_factory=dict)
 
-    def localize(self, graph: Graph, module: torch.fx.GraphModule, name: str) -> LocalGraph:
-        """Return what this process runs of a graph of AOTAutograd over whole tensors."""
+    def localize(
+        self, graph: Graph, module: torch.fx.GraphModule, name: str, context: PassContext
+    ) -> LocalGraph:
+        """Return what this process runs of a graph of AOTAutograd over whole tensors.
+
+        Where propagation fails, all is gathered, with a remark; in strict mode that is an error.
+        """
         frame = self._frame(module)
+        if self.settings.distribution == "auto":
+            try:
+                typed = self._laid_out(graph, frame, context)
+                local = localize(typed, self.groups.coordinates)
+            except CompileError as error:
+                if self.settings.strict:
+                    raise
+                context.remarks.append(Remark("mesh", f"all is gathered: {error}"))
+            else:
+                self._remember(frame)
+                agreement = Agreement(name, print_graph(typed), self.groups)
+                return LocalGraph(local, lambda function: entered(function, local, agreement))
         changed = tuple(graph.inputs.index(one.target) for one in graph.mutations)
         agreement = Agreement(name, _text(print_graph(graph), frame), self.groups)
 
         def wrap(function: Boxed) -> Boxed:
-            inner = _with_strides(graph, function)
-            return _agreed(agreement, self._gathered(inner, frame, changed, name))
+            inner = with_strides(graph, function)
+            return agreed(agreement, self._gathered(inner, frame, changed, name))
 
         self._remember(frame)
         return LocalGraph(graph, wrap)
+
+    def _laid_out(self, graph: Graph, frame: Frame, context: PassContext) -> Graph:
+        """Return the graph with collectives; `frame` then says how its outputs lie.
+
+        Outputs that the user gets lie as propagation finds, if DTensor has placements for that.
+        """
+        inputs = tuple(
+            None if sharding is None else self._annotation(text, sharding)
+            for sharding, text in zip(frame.inputs, frame.sources, strict=True)
+        )
+        promised = [
+            sharding if is_promised else None
+            for sharding, is_promised in zip(frame.outputs, frame.promised, strict=True)
+        ]
+        annotations = Annotations(self.groups.mesh, inputs, tuple(promised))
+        typed = distribute(graph, annotations, context).graph
+        refused = self._refused(typed, frame)
+        if refused:
+            for position, sharding in refused.items():
+                promised[position] = sharding
+            annotations = Annotations(self.groups.mesh, inputs, tuple(promised))
+            typed = distribute(graph, annotations, context).graph
+        for position, value in enumerate(typed.outputs):
+            if value is not None and isinstance(value.type, TensorType):
+                frame.outputs[position] = value.type.sharding or replicated(
+                    value.type.rank, self.groups.mesh
+                )
+        return typed
+
+    def _refused(self, typed: Graph, frame: Frame) -> dict[int, Sharding]:
+        """Return how outputs shall lie that lie in a way for which there are no placements."""
+        found: dict[int, Sharding] = {}
+        for position, (value, (text, _)) in enumerate(zip(typed.outputs, frame.names, strict=True)):
+            if value is None or not text.startswith("output["):
+                continue
+            sharding = value.tensor_type.sharding
+            shape = [int(dim) for dim in value.shape]
+            if sharding and not is_placeable(sharding, shape, self.groups.device_mesh):
+                found[position] = placeable(sharding, self.groups.mesh)
+        return found
+
+    def _annotation(self, text: str, sharding: Sharding) -> Annotation:
+        given = self.annotations.get(text)
+        return given if given is not None else Annotation(sharding)
 
     def through_torch(self, module: torch.fx.GraphModule, function: Boxed, name: str) -> Boxed:
         """Return a function over parts that gathers them and runs the graph as torch would."""
@@ -90,7 +159,7 @@ class DistributedStep:
         self._remember(frame)
         agreement = Agreement(name, _text(str(module.graph), frame), self.groups)
         changed = _written(module)
-        return _agreed(agreement, self._gathered(function, frame, changed, name))
+        return agreed(agreement, self._gathered(function, frame, changed, name))
 
     def _gathered(self, function: Boxed, frame: Frame, changed: Sequence[int], name: str) -> Boxed:
         inputs = [
@@ -107,11 +176,13 @@ class DistributedStep:
             value = node.meta.get("val")
             is_tensor = isinstance(value, torch.Tensor)
             frame.shapes.append(tuple(map(int, value.shape)) if is_tensor else ())
+            frame.sources.append(text)
             frame.inputs.append(self._input(node.name, text) if is_tensor else None)
         (node,) = module.graph.find_nodes(op="output")
         for item, text in zip(node.args[0], output_descriptors(module), strict=True):
             value = item.meta.get("val") if isinstance(item, torch.fx.Node) else None
             frame.names.append((text, item.name if isinstance(item, torch.fx.Node) else ""))
+            frame.promised.append(_source(text) in self.known)
             frame.outputs.append(
                 self.known.get(_source(text)) or replicated(value.dim(), self.groups.mesh)
                 if isinstance(value, torch.Tensor)
@@ -199,7 +270,7 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
         if entrance is not None
     }
     outputs = tuple(stands_in or one for one in distributed)
-    return DistributedStep(graph, plain, entrances, outputs, groups, known)
+    return DistributedStep(graph, plain, entrances, outputs, groups, settings, {}, known)
 
 
 _GROUPS: dict[DeviceMesh, Groups] = {}
@@ -245,48 +316,6 @@ def _entrance(given: Any, fake: Any, groups: Groups) -> Entrance | None:
     placements = whole_placements(given.placements)
     sharding = sharding_of_placements(placements, fake.dim(), groups.device_mesh)
     return Entrance(sharding, placements, groups)
-
-
-def _agreed(agreement: Agreement, function: Boxed) -> Boxed:
-    """Let all processes compare programs before the first call."""
-    reached = False
-
-    def run(arguments: list[Any]) -> Any:
-        nonlocal reached
-        if not reached:
-            agreement.reach()
-            reached = True
-        return function(arguments)
-
-    return run
-
-
-def _with_strides(graph: Graph, function: Boxed) -> Boxed:
-    """Lay inputs into memory as the graph was promised; copies what lies otherwise."""
-    expected = [
-        (position, spec.strides)
-        for position, (value, spec) in enumerate(zip(graph.inputs, graph.input_specs, strict=True))
-        if isinstance(value.type, TensorType) and spec.strides is not None
-    ]
-    written = {graph.inputs.index(one.target) for one in graph.mutations}
-
-    def run(arguments: list[Any]) -> Any:
-        back: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for position, strides in expected:
-            given = arguments[position]
-            if given.stride() != strides and given.numel() > 0:
-                laid = torch.empty_strided(
-                    given.shape, strides, dtype=given.dtype, device=given.device
-                )
-                arguments[position] = laid.copy_(given)
-                if position in written:
-                    back.append((given, laid))
-        results = function(arguments)
-        for given, laid in back:
-            given.copy_(laid)
-        return results
-
-    return run
 
 
 def _source(text: str) -> str:
