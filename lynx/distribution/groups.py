@@ -145,6 +145,17 @@ class Group:
         received = self._exchanged(parts, source_sizes, source, where, "all_to_all", like=own)
         return torch.cat(received, source)
 
+    def broadcast(self, x: torch.Tensor, where: str = "") -> None:
+        """Give a tensor the values that it has on the first member."""
+        data = _as_bytes(x)
+        self._wait(
+            "broadcast",
+            where,
+            lambda: dist.broadcast(
+                data, src=self.ranks[0], group=self.process_group, async_op=True
+            ),
+        )
+
     def all_gather_bytes(self, content: bytes, where: str = "") -> list[bytes]:
         """Return what each member gives."""
         length = torch.tensor([len(content)], dtype=torch.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,13 @@ from .border import Entrance, Exit
 from .gathering import gathered
 from .graphs import check_calls, plain_graph, plain_inputs
 from .groups import Groups
-from .meshes import is_placeable, placeable, sharding_of_placements, whole_placements
+from .meshes import (
+    is_placeable,
+    placeable,
+    placements_of,
+    sharding_of_placements,
+    whole_placements,
+)
 from .running import Boxed, agreed, entered, with_strides
 from .torch_internals import input_descriptors, output_descriptors
 
@@ -251,7 +258,8 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
 
     `CompileError` if distributed tensors lie on several meshes, or if the graph asks how they lie.
     """
-    given = [_given(node) for node in module.graph.find_nodes(op="placeholder")]
+    nodes = module.graph.find_nodes(op="placeholder")
+    given = [_given(node) for node in nodes]
     tensors = [one for one in given if isinstance(one, DTensor)]
     if not tensors:
         return None
@@ -260,17 +268,24 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
     groups = groups_of(device_mesh, settings)
     plain = plain_inputs(module)
     graph, distributed = plain_graph(module, plain)
-    stands_in = any(_is_stand_in(node) for node in module.graph.find_nodes(op="placeholder"))
+    stands_in = any(hasattr(_example(node), "lynx_tensor") for node in nodes)
+    annotated = [getattr(_example(node), "lynx_annotation", None) for node in nodes]
     entrances = tuple(
-        _entrance(tensor, fake, groups) for tensor, fake in zip(given, plain, strict=True)
+        _entrance(tensor, fake, annotation, groups)
+        for tensor, fake, annotation in zip(given, plain, annotated, strict=True)
     )
+    annotations = {
+        f"args[{index}]": dataclasses.replace(annotation, sharding=entrance.sharding, open=())
+        for index, (annotation, entrance) in enumerate(zip(annotated, entrances, strict=True))
+        if annotation is not None and entrance is not None
+    }
     known = {
         f"args[{index}]": entrance.sharding
         for index, entrance in enumerate(entrances)
         if entrance is not None
     }
     outputs = tuple(stands_in or one for one in distributed)
-    return DistributedStep(graph, plain, entrances, outputs, groups, settings, {}, known)
+    return DistributedStep(graph, plain, entrances, outputs, groups, settings, annotations, known)
 
 
 _GROUPS: dict[DeviceMesh, Groups] = {}
@@ -285,16 +300,15 @@ def groups_of(device_mesh: DeviceMesh, settings: Settings) -> Groups:
     return groups
 
 
+def _example(node: torch.fx.Node) -> Any:
+    return getattr(node.meta.get("grapharg"), "example", None)
+
+
 def _given(node: torch.fx.Node) -> Any:
     """Return the distributed tensor that a placeholder was traced for, or what else it was."""
-    example = getattr(node.meta.get("grapharg"), "example", None)
+    example = _example(node)
     example = getattr(example, "lynx_tensor", example)
     return example if isinstance(example, torch.Tensor) else node.meta.get("example_value")
-
-
-def _is_stand_in(node: torch.fx.Node) -> bool:
-    example = getattr(node.meta.get("grapharg"), "example", None)
-    return hasattr(example, "lynx_tensor")
 
 
 def _only_mesh(tensors: Sequence[DTensor]) -> DeviceMesh:
@@ -307,15 +321,21 @@ def _only_mesh(tensors: Sequence[DTensor]) -> DeviceMesh:
     return next(iter(meshes))
 
 
-def _entrance(given: Any, fake: Any, groups: Groups) -> Entrance | None:
+def _entrance(
+    given: Any, fake: Any, annotation: Annotation | None, groups: Groups
+) -> Entrance | None:
+    """Return how an input gets in: as it is annotated, or as it lies."""
     if not isinstance(fake, torch.Tensor):
         return None
+    device_mesh = groups.device_mesh
+    if annotation is not None:
+        sharding = placeable(annotation.sharding, groups.mesh)
+        return Entrance(sharding, placements_of(sharding, fake.shape, device_mesh), groups)
     if not isinstance(given, DTensor):
         sharding = replicated(fake.dim(), groups.mesh)
-        return Entrance(sharding, (), groups)
+        return Entrance(sharding, placements_of(sharding, fake.shape, device_mesh), groups)
     placements = whole_placements(given.placements)
-    sharding = sharding_of_placements(placements, fake.dim(), groups.device_mesh)
-    return Entrance(sharding, placements, groups)
+    return Entrance(sharding_of_placements(placements, fake.dim(), device_mesh), placements, groups)
 
 
 def _source(text: str) -> str:

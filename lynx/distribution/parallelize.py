@@ -1,0 +1,224 @@
+"""`lynx.parallelize`: a model whose parameters lie on a mesh, compiled as if they were whole."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from lynx.ir.errors import UsageError
+from lynx.ir.location import Location
+from lynx.passes.distribution.annotations import Annotation
+from lynx.settings import read_settings
+
+from .callers import user_location
+from .materialize import Materializer
+from .meshes import check_world
+from .plans import INPUTS, Plan, read_annotation, read_plan
+from .stand_ins import StandIn, stand_in
+from .step import groups_of
+
+_M = TypeVar("_M", bound=torch.nn.Module)
+_Inputs = Mapping[str, str] | Sequence[str] | None
+
+
+def parallelize(
+    model: _M,
+    mesh: DeviceMesh,
+    plan: Plan | Mapping[str, str] | str | os.PathLike[str],
+    *,
+    inputs: _Inputs = None,
+    init: str | Mapping[str, torch.Tensor] = "keep",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> _M:
+    """Distribute a model over a mesh and compile it; returns the model.
+
+    `plan` says how parameters and buffers lie, by patterns over their names, and inputs by
+    `inputs.0` or `inputs.name`; the last pattern that matches holds, and what none matches is
+    whole on each process. It may be the text of a plan or the path of a file. `inputs` are the
+    shardings of inputs, by position or by name, which count as the last lines of the plan.
+
+    `init="keep"` takes the parameters as they are on the first process of the mesh. With
+    `init="meta"` those on the meta device are made module by module, by `reset_parameters`, and
+    each process keeps its part at once; with a state dict they are taken from there.
+
+    The parameters become `DTensor`s, so optimizers, `clip_grad_norm_` and checkpoints work as
+    usual. A call takes whole tensors, the same on each process, or `DTensor`s, and returns
+    `DTensor`s. The model is compiled as a whole (`mode` and `options` are those of
+    `torch.compile`), as one device would run it: DTensor's own rules are not asked.
+
+    `UsageError`, before anything is changed, where the plan does not fit the model or the mesh.
+    """
+    loc = user_location()
+    settings = read_settings(options, mode)
+    if not dist.is_initialized():
+        raise UsageError("no-processes", "torch.distributed is not initialized", loc)
+    check_world(mesh, dist.get_world_size())
+    groups = groups_of(mesh, settings)
+    rules = _with_inputs(read_plan(plan, loc), inputs, loc)
+    tensors = _named_tensors(model)
+    rules.check(tensors, "parameters")
+    _check_inputs(model, rules)
+    annotations = _annotations(tensors, rules, groups.mesh)
+    Materializer(model, groups, annotations, loc).run(init)
+    forward = _Forward(model, rules, groups.mesh, _chosen(mode, options))
+    model.forward = forward  # type: ignore[method-assign, assignment]
+    return model
+
+
+def _chosen(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    if mode is not None:
+        return {"mode": mode}
+    return {} if options is None else {"options": dict(options)}
+
+
+def _with_inputs(plan: Plan, inputs: _Inputs, loc: Location) -> Plan:
+    if inputs is None:
+        return plan
+    pairs = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
+    more = {f"{INPUTS}{str(key).removeprefix(INPUTS)}": text for key, text in pairs}
+    return Plan((*plan.rules, *read_plan(more, loc).rules))
+
+
+def _named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers, each under every name that it has."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return named | dict(model.named_buffers(remove_duplicate=False))
+
+
+def _annotations(
+    tensors: Mapping[str, torch.Tensor], plan: Plan, mesh: Any
+) -> dict[str, Annotation]:
+    """Return what the plan says of tensors; `UsageError` if it says two things of one."""
+    found: dict[str, Annotation] = {}
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        rule = plan.rule_for([name])
+        if rule is None:
+            continue
+        found[name] = read_annotation(rule.sharding, name, tensor.dim(), mesh, rule.loc)
+        other = first.setdefault(id(tensor), name)
+        if found[other].sharding != found[name].sharding:
+            raise UsageError(
+                "contradiction",
+                f"'{other}' and '{name}' are one tensor: the plan says {found[other].sharding} and "
+                f"{found[name].sharding}",
+                rule.loc,
+            )
+    return found
+
+
+def _check_inputs(model: torch.nn.Module, plan: Plan) -> None:
+    """Raise `UsageError` for a rule about an input that the model does not take."""
+    names: list[str] = []
+    for index, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            return  # anything may come
+        names += [f"{INPUTS}{index}", f"{INPUTS}{parameter.name}"]
+    heads = [
+        rule
+        for rule in plan.rules
+        if rule.pattern.startswith(INPUTS) and rule.pattern.count(".") == 1
+    ]
+    Plan(tuple(heads)).check(names, "inputs")
+
+
+@dataclass
+class _Forward:
+    """Calls the compiled forward of a model with stand-ins for its parameters and inputs."""
+
+    model: torch.nn.Module
+    plan: Plan
+    mesh: Any
+    compile_options: dict[str, Any]
+    _inputs: dict[tuple[Any, ...], StandIn] = field(default_factory=dict)
+    _tensors: dict[tuple[int, str], tuple[Any, StandIn]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        original = self.model.forward
+        self.signature = inspect.signature(original)
+        self.compiled: Callable[..., Any] = torch.compile(
+            original, backend="lynx", fullgraph=True, dynamic=False, **self.compile_options
+        )
+        self.__signature__ = self.signature
+        self.run = torch.compiler.disable(self._run)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Run the model on whole or distributed inputs."""
+        return self.run(*arguments, **keywords)
+
+    def _run(self, *arguments: Any, **keywords: Any) -> Any:
+        positions = list(self.signature.parameters)
+        given = [
+            self._input(item, (str(index), *positions[index : index + 1]))
+            for index, item in enumerate(arguments)
+        ]
+        named = {
+            key: self._input(
+                item, (key, *([str(positions.index(key))] if key in positions else []))
+            )
+            for key, item in keywords.items()
+        }
+        replaced = list(self._replace())
+        try:
+            return self.compiled(*given, **named)
+        finally:
+            for table, key, tensor in replaced:
+                table[key] = tensor
+
+    def _replace(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """Put stand-ins into the place of distributed parameters and buffers."""
+        for module in self.model.modules():
+            for table in (module._parameters, module._buffers):
+                for key, tensor in table.items():
+                    if isinstance(tensor, DTensor):
+                        yield table, key, tensor
+                        table[key] = self._stand_in(module, key, tensor)
+
+    def _stand_in(self, module: torch.nn.Module, key: str, tensor: DTensor) -> Any:
+        known = self._tensors.get((id(module), key))
+        if known is None or known[0] is not tensor or not known[1].fits(tensor):
+            shared = next((one for owner, one in self._tensors.values() if owner is tensor), None)
+            made = shared or stand_in(tensor)
+            known = self._tensors[id(module), key] = (tensor, made)
+        return known[1].holding(tensor)
+
+    def _input(self, item: Any, names: tuple[str, ...]) -> Any:
+        """Return an input with stand-ins for the tensors in it that the plan speaks of."""
+        if isinstance(item, torch.Tensor):
+            return self._tensor(item, tuple(f"{INPUTS}{name}" for name in names))
+        if isinstance(item, dict):
+            return {
+                key: self._input(part, tuple(f"{name}.{key}" for name in names))
+                for key, part in item.items()
+            }
+        if type(item) in (list, tuple):
+            return type(item)(
+                self._input(part, tuple(f"{name}.{index}" for name in names))
+                for index, part in enumerate(item)
+            )
+        return item
+
+    def _tensor(self, tensor: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
+        rule = self.plan.rule_for(names)
+        if rule is None and not isinstance(tensor, DTensor):
+            return tensor
+        annotation = None
+        if rule is not None:
+            annotation = read_annotation(
+                rule.sharding, names[-1], tensor.dim(), self.mesh, rule.loc
+            )
+        key = (names, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device,
+               tensor.requires_grad)  # fmt: skip
+        made = self._inputs.get(key)
+        if made is None:
+            made = self._inputs[key] = stand_in(tensor, annotation)
+        return made.holding(tensor)
