@@ -7,7 +7,7 @@ is derived once for all ops of a structure.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from .shard_rules import ShardingError, result_shardings
@@ -35,10 +35,10 @@ class Typed:
 class Iterating(Protocol):
     """What is asked of an op here."""
 
-    is_view: Any
-    is_random: Any
-    operand_fields: Any
-    attribute_fields: Any
+    is_view: ClassVar[Any]
+    is_random: ClassVar[Any]
+    operand_fields: ClassVar[Any]
+    attribute_fields: ClassVar[Any]
 
     @property
     def operands(self) -> Sequence[Typed]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,15 +171,16 @@ def exchange(ops: Sequence[Communication], given: Sequence[torch.Tensor]) -> lis
         case LocalAllGather(dim=dim):
             return [torch.cat(list(given), dim) for _ in ops]
         case LocalReduceScatter(dim=dim, sizes=sizes, reduction=reduction):
-            pieces = combine(given, reduction).split(list(sizes), dim)
+            pieces = torch.split_with_sizes(combine(given, reduction), list(sizes), dim)
             return [piece.clone() for piece in pieces]
         case LocalAllToAll(source=source, target=target, target_sizes=sizes):
-            pieces = torch.cat(list(given), source).split(list(sizes), target)
+            whole = torch.cat(list(given), source)
+            pieces = torch.split_with_sizes(whole, list(sizes), target)
             return [piece.clone() for piece in pieces]
     raise InternalError("no-local-form", f"no meaning of '{ops[0].name}'", ops[0].loc)
 
 
-_COMBINE = {
+_COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
     "product": torch.mul,
     "max": torch.maximum,
@@ -247,7 +248,9 @@ def _divide(
             first = first - term
         return [first, *noise]
     owner = torch.randint(0, count, whole.shape, generator=generator)
-    nothing = torch.full_like(whole, identity(reduction, dtype_from_torch(whole.dtype)))
+    dtype = dtype_from_torch(whole.dtype)
+    assert dtype is not None
+    nothing = torch.full_like(whole, identity(reduction, dtype))
     return [torch.where(owner == number, whole, nothing) for number in range(count)]
 
 
