@@ -2,7 +2,11 @@
 
 from lynx.ir.errors import CompileError, InternalError, LynxError, UsageError
 
+from .distribution.parallelize import parallelize
+from .distribution.plans import Plan
+from .distribution.rules import sharding_rule
 from .explanation import Explanation, explain
+from .operators import constrain
 from .settings import Settings
 
 __version__ = "0.1.0"
@@ -12,8 +16,12 @@ __all__ = [
     "Explanation",
     "InternalError",
     "LynxError",
+    "Plan",
     "Settings",
     "UsageError",
     "__version__",
+    "constrain",
     "explain",
+    "parallelize",
+    "sharding_rule",
 ]

@@ -19,9 +19,19 @@ from pathlib import Path
 import torch
 
 from lynx.backends.reference import call_of, evaluate
-from lynx.ir import Graph, LynxError, UsageError, parse_graph
+from lynx.ir import Graph, LynxError, UsageError
 from lynx.ir.core import Value
-from lynx.passes import PASSES, Dump, Observer, Timer, parse_pipeline, print_module
+from lynx.ir.program import Program
+from lynx.passes import (
+    PASSES,
+    Dump,
+    Observer,
+    Pipeline,
+    Timer,
+    parse_pipeline,
+    print_module,
+    read_module,
+)
 from lynx.runtime import build
 
 from .cache import MEBIBYTE, DiskStore, describe_cache
@@ -47,14 +57,18 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True)
     opt = commands.add_parser("opt", help="run a pipeline on a file and print the result")
     opt.add_argument("file")
-    opt.add_argument("-p", "--pipeline", default="canonicalize,cse,dce")
+    opt.add_argument(
+        "-p", "--pipeline", help="default: canonicalize,cse,dce, or plan-memory of a program"
+    )
     opt.add_argument("--dump", metavar="DIR", help="write one file per pass that changed something")
     opt.add_argument("--time", action="store_true", help="print a table of pass times")
     opt.add_argument("--no-locations", action="store_true", help="leave locations out")
     opt.set_defaults(command=_opt)
-    run = commands.add_parser("run", help="run a graph, optimized, and compare with the reference")
+    run = commands.add_parser("run", help="run a file, optimized, and compare with the reference")
     run.add_argument("file")
-    run.add_argument("-p", "--pipeline", default="default")
+    run.add_argument(
+        "-p", "--pipeline", help="default: default; a program runs as it is, without further passes"
+    )
     run.add_argument("--inputs", metavar="FILE", help="a list of tensors, saved by torch.save")
     run.add_argument("--resources", metavar="FILE", help="a dict of tensors, saved by torch.save")
     run.add_argument("--seed", type=int, default=0, help="for random inputs")
@@ -73,31 +87,38 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read(path: str, resources: str | None = None) -> Graph:
+def _read(path: str, resources: str | None = None) -> Graph | Program:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError("no-file", f"cannot read {path}: {error.strerror}") from error
     held = torch.load(resources) if resources else None
-    return parse_graph(text, file=path, resources=held)
+    return read_module(text, file=path, resources=held)
 
 
 def _opt(options: argparse.Namespace) -> None:
-    graph = _read(options.file)
-    pipeline = parse_pipeline(options.pipeline)
+    module = _read(options.file)
+    usual = "plan-memory" if isinstance(module, Program) else "canonicalize,cse,dce"
+    pipeline = parse_pipeline(usual if options.pipeline is None else options.pipeline)
     timer = Timer()
     observers: list[Observer] = [timer]
     if options.dump:
         observers.append(Dump(Path(options.dump)))
+    graph = _graph_of(module)
     target = target_of(graph, read_settings().cpu_kernels)
-    result = pipeline.run(graph, pass_context(graph, target), observers)
+    result = pipeline.run(module, pass_context(graph, target), observers)
     print(print_module(result, locations=not options.no_locations), end="")
     if options.time:
         print(timer.table(), file=sys.stderr)
 
 
+def _graph_of(module: Graph | Program) -> Graph:
+    return module.graph if isinstance(module, Program) else module
+
+
 def _run(options: argparse.Namespace) -> None:
-    graph = _read(options.file, options.resources)
+    module = _read(options.file, options.resources)
+    graph = _graph_of(module)
     symbols = _symbols(options.symbols)
     inputs = torch.load(options.inputs) if options.inputs else None
     if inputs is None:
@@ -106,7 +127,10 @@ def _run(options: argparse.Namespace) -> None:
     expected, _ = evaluate(graph, inputs)
     settings = read_settings()
     context = pass_context(graph, target_of(graph, settings.cpu_kernels))
-    program = parse_pipeline(options.pipeline).run(graph, context)
+    program = _pipeline_to_run(module, options.pipeline).run(module, context)
+    if not isinstance(program, Program):
+        message = f"'run' takes a pipeline that lowers to a program, got {options.pipeline!r}"
+        raise UsageError("bad-option", message)
     executable = build(
         program,
         call_of,
@@ -124,6 +148,12 @@ def _run(options: argparse.Namespace) -> None:
     ):
         print(f"output {index}: {_summary(output, ours, theirs)}")
     print(executable.memory_report)
+
+
+def _pipeline_to_run(module: Graph | Program, text: str | None) -> Pipeline:
+    if text is not None:
+        return parse_pipeline(text)
+    return Pipeline() if isinstance(module, Program) else parse_pipeline("default")
 
 
 def _summary(output: Value | None, actual: object, expected: object) -> str:

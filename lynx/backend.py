@@ -15,7 +15,7 @@ from lynx.compat import (
     has_no_memory,
     tangents_by_memory_format,
 )
-from lynx.ir.errors import CompileError
+from lynx.ir.errors import CompileError, UsageError
 from lynx.passes import parse_pipeline
 
 from .cache import open_store
@@ -56,7 +56,7 @@ def lynx(
     except CONTROL_FLOW_ERRORS:
         raise
     except Exception as error:  # the user's program goes on in eager
-        if settings.strict:
+        if settings.strict or isinstance(error, UsageError):
             raise
         RECORDS.warn(f"lynx leaves a graph to torch: {type(error).__name__}: {error}")
         return graph_module.forward

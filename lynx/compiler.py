@@ -19,6 +19,7 @@ from lynx.ir.program import Program
 from lynx.passes import Diff, Dump, Observer, PassContext, Reproducer, Timer, parse_pipeline
 from lynx.runtime import build
 
+from .distribution.constraints import without_constraints
 from .distribution.step import DistributedStep
 from .generators import generator_of, target_of, why_none
 from .graph_cache import cached_graph
@@ -67,7 +68,9 @@ def _compile(
     graph = import_graph(module, record.kind)
     record.imported = graph
     local = None
-    if distribution is not None:
+    if distribution is None:
+        graph = without_constraints(graph)
+    else:
         context = pass_context(graph)
         local = distribution.localize(graph, module, record.name, context)
         record.remarks = [*record.remarks, *context.remarks]

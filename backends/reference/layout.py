@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lynx.ir.call import Call
-from lynx.ir.ops import layout, layout_slicing
+from lynx.ir.ops import constraint, layout, layout_slicing
 
 from .dtypes import torch_dtype
 from .registry import aten, means
@@ -18,6 +18,12 @@ from .registry import aten, means
 def reshape(op: layout.Reshape) -> Call:
     """Call `reshape`: a view where the strides allow one, else a copy."""
     return aten("reshape", op.x, op.shape)
+
+
+@means(constraint.Constrain)
+def constrain(op: constraint.Constrain) -> Call:
+    """Copy: a constraint changes nothing in a tensor."""
+    return aten("clone", op.x)
 
 
 @means(layout.Permute)

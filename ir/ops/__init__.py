@@ -59,6 +59,7 @@ from .communication import (
     LocalAllToAll,
     LocalReduceScatter,
 )
+from .constraint import Constrain
 from .convolution import (
     Convolution,
     ConvolutionBackwardInput,
@@ -383,6 +384,7 @@ __all__ = [
     "Communication",
     "Comparison",
     "Concatenate",
+    "Constrain",
     "Convolution",
     "ConvolutionBackwardInput",
     "ConvolutionBackwardWeight",

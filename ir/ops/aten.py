@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from lynx.ir.core import Argument, Op
-from lynx.ir.dims import Dim
+from lynx.ir.core import Argument, Op, Value
+from lynx.ir.dims import Dim, contiguous_strides
 from lynx.ir.space import IterationSpace
+from lynx.ir.space_rules import SPACE_RULES, cut_shape
 from lynx.ir.types import DType, ScalarType, TensorType, Type
 
 
@@ -40,6 +41,33 @@ class Aten(Op, name="aten"):
     def is_removable(self) -> bool:
         """Whether nothing but its results tells that it ran."""
         return not (self.random or self.effect)
+
+    def space(self) -> IterationSpace | None:
+        """Return the space that a rule gives for the target, None if there is no rule."""
+        rule = SPACE_RULES.get(self.target) or SPACE_RULES.get(self.target.rpartition(".")[0])
+        return None if rule is None else rule.space(self.operands, self.results)
+
+    def localized(self, operands: tuple[Value, ...], factor: str, start: Dim, size: Dim) -> Op:
+        """Return the call on parts of the operands, whose results are dense."""
+        space = self.space()
+        if space is None:
+            raise self.error("no-space", f"has no rule to be cut along '{factor}'")
+        types = tuple(
+            type_.with_shape(cut_shape(space, axes, {factor: size}))
+            if isinstance(type_, TensorType)
+            else type_
+            for type_, axes in zip(self.types, space.results, strict=True)
+        )
+        return self.with_operands(
+            operands,
+            types=types,
+            operand_strides=tuple(map(_dense, (one.type for one in operands))),
+            strides=tuple(map(_dense, types)),
+        )
+
+
+def _dense(type_: Type) -> tuple[Dim, ...] | None:
+    return contiguous_strides(type_.shape) if isinstance(type_, TensorType) else None
 
 
 class Symbolic(Op, name="symbolic"):

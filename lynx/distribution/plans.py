@@ -131,6 +131,14 @@ def read_annotation(
 
     `UsageError`, with the name of the tensor, where the text does not fit the tensor or the mesh.
     """
+    plain, opened, level = spelled_out(text, name, rank, loc, priority)
+    return Annotation(_sharding(plain, name, mesh, loc), level, (), opened)
+
+
+def spelled_out(
+    text: str, name: str, rank: int, loc: Location, priority: int | None = None
+) -> tuple[str, tuple[int, ...], int]:
+    """Return an entry for each dimension, the dimensions that are open, and the priority."""
     body, semicolon, tail = text.partition(";")
     if semicolon:
         found = _PRIORITY.fullmatch(tail)
@@ -143,7 +151,7 @@ def read_annotation(
     entries = _entries(body, name, rank, loc)
     opened = tuple(index for index, entry in enumerate(entries) if entry.endswith("?"))
     plain = [entry.rstrip("? ").strip() or "_" for entry in entries]
-    return Annotation(_sharding(", ".join(plain), name, mesh, loc), priority, (), opened)
+    return ", ".join(plain), opened, priority
 
 
 def _entries(body: str, name: str, rank: int, loc: Location) -> list[str]:

@@ -25,6 +25,7 @@ from lynx.settings import Settings
 
 from .agreement import Agreement
 from .border import Entrance, Exit
+from .constraints import check_constraints, without_constraints
 from .gathering import gathered
 from .graphs import check_calls, plain_graph, plain_inputs
 from .groups import Groups
@@ -97,7 +98,7 @@ class DistributedStep:
         if self.settings.distribution == "auto":
             try:
                 typed = self._laid_out(graph, frame, context)
-                local = localize(typed, self.groups.coordinates)
+                local = without_constraints(localize(typed, self.groups.coordinates))
             except CompileError as error:
                 if self.settings.strict:
                     raise
@@ -114,7 +115,7 @@ class DistributedStep:
             return agreed(agreement, self._gathered(inner, frame, changed, name))
 
         self._remember(frame)
-        return LocalGraph(graph, wrap)
+        return LocalGraph(without_constraints(graph), wrap)
 
     def _laid_out(self, graph: Graph, frame: Frame, context: PassContext) -> Graph:
         """Return the graph with collectives; `frame` then says how its outputs lie.
@@ -266,6 +267,7 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
     check_calls(module)
     device_mesh = _only_mesh(tensors)
     groups = groups_of(device_mesh, settings)
+    check_constraints(module, groups.mesh)
     plain = plain_inputs(module)
     graph, distributed = plain_graph(module, plain)
     stands_in = any(hasattr(_example(node), "lynx_tensor") for node in nodes)

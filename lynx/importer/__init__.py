@@ -3,6 +3,7 @@
 from . import (
     activation,
     attention,
+    constraint,
     convolution,
     elementwise,
     factory,
@@ -22,6 +23,7 @@ from .registry import RULES, Context, Decline, imports
 RULE_MODULES = (
     activation,
     attention,
+    constraint,
     convolution,
     elementwise,
     factory,

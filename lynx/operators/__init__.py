@@ -4,7 +4,8 @@ Importing the package registers them with torch, under the namespace `lynx`.
 """
 
 from .attention import attention
+from .constrain import constrain
 from .linear_cross_entropy import linear_cross_entropy
 from .matmul import matmul
 
-__all__ = ["attention", "linear_cross_entropy", "matmul"]
+__all__ = ["attention", "constrain", "linear_cross_entropy", "matmul"]
