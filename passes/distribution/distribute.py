@@ -16,6 +16,7 @@ from .annotations import Annotations
 from .expand import expand_blocked
 from .partition import partition
 from .propagate import Layouts, propagate
+from .sums import group_sums
 
 PREPARE = Pipeline(
     (
@@ -53,6 +54,10 @@ def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> 
         if expanded is prepared:
             break
         prepared = CLEAN.run(expanded, context)
+        layouts = propagate(prepared, annotations)
+    grouped = group_sums(prepared, layouts)
+    if grouped is not prepared:
+        prepared = RemoveDeadCode().run(grouped, context)
         layouts = propagate(prepared, annotations)
     placed = RemoveDeadCode().run(partition(prepared, layouts, annotations), context)
     verify(placed)

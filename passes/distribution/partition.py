@@ -13,7 +13,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from lynx.ir.core import Graph, Mutation, Op, OutputSpec, Value
 from lynx.ir.errors import InternalError
 from lynx.ir.location import Location
-from lynx.ir.ops.collective import Replicate
+from lynx.ir.ops.collective import AllGather, Replicate
+from lynx.ir.ops.layout import Permute
 from lynx.ir.sharding import Partial, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import IterationSpace
 from lynx.ir.structure import structure_of
@@ -24,6 +25,7 @@ from .annotations import Annotations
 from .pending import Pending
 from .propagate import Layouts
 from .redistribute import Redistribution, Step
+from .sums import leave_in_parts
 from .strategy import Strategist, operand_sharding, space_of
 
 
@@ -46,6 +48,7 @@ class _Partition:
 
     def run(self) -> Graph:
         self._choose()
+        leave_in_parts(self.graph, self.spaces, self.splits, self.mesh)
         waiting = Pending(self.graph, self.spaces, self.splits, self.mesh).run()
         inputs = tuple(map(self._input, self.graph.inputs))
         for op in self.graph.ops:
@@ -160,12 +163,27 @@ class _Partition:
             steps = self.routes[key] = Redistribution(
                 type_.sharding, wanted, type_.shape, type_.dtype.itemsize, self.mesh
             ).steps
+        if isinstance(value.op, Permute) and steps and all(s.kind is AllGather for s in steps):
+            return self._permuted(value, value.op, wanted, loc)
         for step in steps:
             op = step.emit(value)
             value = self._add(value, dataclasses.replace(op, loc=loc))
         if value.tensor_type.sharding != wanted:
             raise InternalError("not-reached", f"{value.type} was to lie as {wanted}", loc)
         return value
+
+    def _permuted(self, value: Value, op: Permute, wanted: Sharding, loc: Location) -> Value:
+        """Gather what was permuted, and permute that: weights are gathered once for all uses."""
+        known = self.forms.get((value, wanted))
+        if known is not None:
+            return known
+        place = {dim: index for index, dim in enumerate(op.dims)}
+        splits = tuple(wanted.splits[place[dim]] for dim in range(len(place)))
+        source = self._moved(op.x, sharding_of(splits, wanted.partial, self.mesh), loc)
+        made = dataclasses.replace(op, x=source)
+        self.ops.append(made)
+        self.forms[value, wanted] = made.out
+        return made.out
 
     def _add(self, source: Value, op: Op) -> Value:
         """Add a collective, or take the equal one that is there."""

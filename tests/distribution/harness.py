@@ -22,6 +22,7 @@ from torch import nn
 import lynx.backend
 from lynx.backends.reference.evaluate import evaluate
 from lynx.backends.reference.mesh import evaluate_on_mesh
+from lynx.compat import outside_tracing
 from lynx.compiler import run_through_torch
 from lynx.distribution.torch_internals import input_descriptors, output_descriptors
 from lynx.importer import import_graph
@@ -76,7 +77,8 @@ def capture(
         return lynx.backend.lynx(module, examples, options={"strict": True})
 
     def compiler(module: torch.fx.GraphModule, kind: str, *_: Any) -> Callable[..., Any]:
-        stage = stages[kind] = _stage(module, kind, names)
+        with outside_tracing():
+            stage = stages[kind] = _stage(module, kind, names)
         call = run_through_torch(module)
 
         def run(arguments: list[Any]) -> Any:
@@ -198,14 +200,12 @@ def lay_out(captured: Captured, mesh: Mesh, plan: Plan) -> OnMesh:
         if one is not None
     }
     lies |= {name: one for name, one in zip(stage.inputs, inputs, strict=True) if one is not None}
-    for name, node, given, value in zip(
-        stage.outputs, stage.nodes, stage.graph.outputs, forward.graph.outputs, strict=True
+    for name, node, value, levels in zip(
+        stage.outputs, stage.nodes, forward.graph.outputs, forward.output_levels, strict=True
     ):
         if value is not None and isinstance(value.type, TensorType):
-            assert given is not None
             sharding = value.type.sharding or replicated(value.type.rank, mesh)
-            priorities = forward.layouts.priorities_of(given)
-            one = Annotation(sharding, 1, tuple(sorted(priorities.items())))
+            one = Annotation(sharding, 1, tuple(sorted(levels.items())))
             lies.setdefault(node, one)
             lies[f"__output_tangent({name})"] = one
     stage = captured.backward
