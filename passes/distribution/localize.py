@@ -351,9 +351,10 @@ def _can_shrink(op: Op) -> bool:
         return True
     if not isinstance(op, Iota) or op.operands or not isinstance(op.length, int):
         return False
-    bounds = (op.start, op.start + op.step * op.length)  # type: ignore[operator]  # are numbers
-    whole = all(isinstance(bound, int) for bound in bounds)
-    return whole and (op.dtype.is_integer or all(abs(bound) <= _EXACT for bound in bounds))
+    if not isinstance(op.start, int) or not isinstance(op.step, int):
+        return False
+    last = op.start + op.step * op.length
+    return op.dtype.is_integer or max(abs(op.start), abs(last)) <= _EXACT
 
 
 def local_strides(

@@ -236,7 +236,8 @@ def variants(sample: Sample) -> Iterator[tuple[Op, list[tuple[Splits, Mesh]]]]:
     for name in names:
         full += [({name: Split(("tp",))}, TWO), ({name: Split(("tp",))}, THREE)]
         full += [({name: Split(("dp", "tp"))}, SQUARE)]
-    for one, other in itertools.permutations(names, 2):
+    pairs = itertools.permutations if len(names) < 4 else itertools.combinations
+    for one, other in pairs(names, 2):
         full.append(({one: Split(("dp",)), other: Split(("tp",))}, SQUARE))
     yield op, full
     for name in names:
