@@ -21,6 +21,7 @@ from lynx.passes.rewrite import NoMatch, Rule, rewrite, rule
 
 from .alternatives import alternative
 from .propagate import Layouts
+from .shared_heads import cuts_groups, repeat_shared_heads, repeat_shared_heads_backward
 
 
 @rule
@@ -59,7 +60,13 @@ def expand_dropout(op: Dropout) -> tuple[Value, Value] | NoMatch:
     return Multiply(kept, scale).out, mask
 
 
-EXPANSIONS: tuple[Rule, ...] = (*RULES, expand_mean, expand_dropout)
+EXPANSIONS: tuple[Rule, ...] = (
+    *RULES,
+    expand_mean,
+    expand_dropout,
+    repeat_shared_heads,
+    repeat_shared_heads_backward,
+)
 _KINDS = tuple(kind for one in EXPANSIONS for kind in one.kinds)
 
 
@@ -86,6 +93,8 @@ def _is_blocked(op: Op, layouts: Layouts) -> bool:
     if op.is_random:
         cut = [*given, *(layouts.of(result) for result in op.results)]
         return any(sharding is not None and any(sharding.dims) for sharding in cut)
+    if cuts_groups(op, layouts):
+        return True
     other = alternative(op)
     space = op.space() if other is None else other.space()
     return any(

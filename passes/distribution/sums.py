@@ -18,7 +18,6 @@ from lynx.ir.structure import structure_of
 from lynx.ir.traversal import use_counts
 from lynx.ir.types import is_same_type
 
-
 from .alternatives import alternative
 from .propagate import Layouts
 from .strategy import Strategist, result_sharding, space_of
