@@ -16,7 +16,7 @@ from .decompose import COMPOSITE, NO_COMPOSITE_OPS
 from .expand_products import ExpandProducts
 from .fuse import Fuse
 from .layout_convolutions import LayoutConvolutions
-from .modules import count_ops, print_module, verify_module
+from .modules import count_ops, print_module, read_module, verify_module
 from .observers import Diff, Dump, Observer, Reproducer, Timer, Timing
 from .pipeline import NAMED_PIPELINES, Pipeline, check_requirements, parse_pipeline
 from .pipelines import DEBUG, DEFAULT, MAX_AUTOTUNE, REDUCE_OVERHEAD
@@ -61,6 +61,7 @@ __all__ = [
     "count_ops",
     "parse_pipeline",
     "print_module",
+    "read_module",
     "register_pass",
     "rewrite",
     "rule",

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from lynx.ir.core import Graph
 from lynx.ir.diff import unified
 from lynx.ir.errors import LynxError
 from lynx.ir.location import UNKNOWN, Location
+from lynx.ir.parser import parse_graph
 from lynx.ir.printer import print_graph
 from lynx.ir.program import Program
-from lynx.ir.program_text import print_program
+from lynx.ir.program_text import parse_program, print_program
 from lynx.ir.program_verifier import verify_program
 from lynx.ir.verifier import verify
+
+_IS_PROGRAM = re.compile(r"(\s|//[^\n]*\n)*program\b")
+
+
+def read_module(
+    text: str, *, file: str = "<text>", resources: Mapping[str, Any] | None = None
+) -> Graph | Program:
+    """Read the one graph or program of a text; the arguments are those of `parse_module`."""
+    read = parse_program if _IS_PROGRAM.match(text) else parse_graph
+    return read(text, file=file, resources=resources)
 
 
 def print_module(module: Any, *, locations: bool = True) -> str:

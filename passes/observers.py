@@ -67,7 +67,7 @@ class Dump(Observer):
     """Writes the input and the result of each pass that changed it to numbered files.
 
     `00-input.lynx`, `01-canonicalize.lynx`, ...; the numbers count all passes, so that a gap is a
-    pass that had nothing to do.
+    pass that had nothing to do. The first line, `// RUN: verify`, makes tests of the files.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -88,7 +88,7 @@ class Dump(Observer):
     def _write(self, label: str, module: Any) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"{self.count:02d}-{label}.lynx"
-        path.write_text(print_module(module), encoding="utf-8")
+        path.write_text(f"// RUN: verify\n{print_module(module)}", encoding="utf-8")
 
 
 class Diff(Observer):
