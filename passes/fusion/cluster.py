@@ -37,7 +37,9 @@ class Clusters:
 
     `fits` says of an op whether it can be part of a kernel, `copies` of a reshape whether no view
     can express it. `group_of` gives the group of an op, `free` holds the ops that are computed from
-    nothing but numbers, `refusals` why ops did not join the group of an operand.
+    nothing but numbers, `refusals` why ops did not join the group of an operand. `before` gives
+    the op that has to run before another one though that does not use it: random numbers are drawn,
+    and devices speak to each other, in the order of the program.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Clusters:
         self.max_ops = max_ops
         self.copies = {op for op in graph.ops if isinstance(op, Reshape) and copies(op)}
         self.positions = {op: index for index, op in enumerate(graph.ops)}
+        self.before = _order(graph)
         self.free: dict[Op, int] = {}
         self.groups: list[Group] = []
         self.refusals: list[tuple[Op, str]] = []
@@ -210,9 +213,9 @@ class Clusters:
         """Whether a value depends on a group."""
         floor = self._floor(group)
         seen: set[Op | Group] = set()
-        stack = [value]
+        stack = [value.op]
         while stack:
-            op = stack.pop().op
+            op = stack.pop()
             if op is None:
                 continue
             owner = self.group_of(op)
@@ -225,7 +228,8 @@ class Clusters:
             if len(seen) >= MAX_VISITS:
                 return True
             seen.add(node)
-            stack += op.operands if owner is None else owner.reads
+            stack += [read.op for read in (op.operands if owner is None else owner.reads)]
+            stack.append(self.before.get(op))
         return False
 
     def _floor(self, group: Group) -> int:
@@ -248,6 +252,19 @@ class Clusters:
         self._first.setdefault(group, position)
         self._last.pop(group, None)
         self._last[group] = position
+
+
+def _order(graph: Graph) -> dict[Op, Op]:
+    """Return, for each op whose order matters, the one before it."""
+    found: dict[Op, Op] = {}
+    last: Op | None = None
+    for op in graph.ops:
+        if op.is_removable:
+            continue
+        if last is not None:
+            found[op] = last
+        last = op
+    return found
 
 
 def _resolved(group: Group) -> Group:

@@ -115,7 +115,9 @@ class Rewriter:
                 self._write(node)
                 continue
             stack.append((node, True))
-            producers = (value.op for value in self._inputs(node) if value.op is not None)
+            producers = [value.op for value in self._inputs(node) if value.op is not None]
+            if isinstance(node, Op) and node in self.clusters.before:
+                producers.append(self.clusters.before[node])
             stack += [(self._node(op), False) for op in producers if self._node(op) not in done]
 
     def _is_needed(self, node: Node) -> bool:

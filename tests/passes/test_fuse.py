@@ -331,3 +331,42 @@ def test_rolls(shifts: tuple[int, int]) -> None:
     x = torch.randn(4, 8)
     (found,) = values_by_kernels(graph, [x])
     torch.testing.assert_close(found, x.exp().roll(shifts, (0, 1)))
+
+
+ORDERED = {
+    "random numbers": "bernoulli %{} : f32[8, 8]",
+    "communication": 'local_all_reduce %{} {{axes = ["tp"]}} : f32[8, 8]',
+}
+
+
+@pytest.mark.parametrize("kind", ORDERED)
+def test_what_is_done_in_order_stays_in_order(kind: str) -> None:
+    """A kernel of `exp` and `add` would have to wait for the second, and the first for it."""
+    first, second = (ORDERED[kind].format(name) for name in ("0", "z"))
+    graph = fused(
+        f"""graph @g(%x: f32[8, 8], %z: f32[8, 8]) {{
+          %0 = exp %x : f32[8, 8]
+          %1 = {first}
+          %2 = {second}
+          %3 = add %0, %2 : f32[8, 8]
+          return %1, %3
+        }}"""
+    )
+    assert [op.operands[0].op is None for op in graph.ops if not op.is_removable] == [False, True]
+
+
+@pytest.mark.parametrize("kind", ORDERED)
+def test_what_is_done_in_order_is_not_fetched_early(kind: str) -> None:
+    """The product needs `exp`, whose kernel may not pull the second before the first."""
+    first, second = (ORDERED[kind].format(name) for name in ("y", "z"))
+    graph = fused(
+        f"""graph @g(%x: f32[8, 8], %y: f32[8, 8], %z: f32[8, 8]) {{
+          %0 = exp %x : f32[8, 8]
+          %1 = matmul %0, %0 : f32[8, 8]
+          %2 = {first}
+          %3 = {second}
+          %4 = add %0, %3 : f32[8, 8]
+          return %1, %2, %4
+        }}"""
+    )
+    assert [op.operands[0].name for op in graph.ops if not op.is_removable] == ["y", "z"]
