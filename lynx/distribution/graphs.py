@@ -39,11 +39,10 @@ def plain_inputs(module: torch.fx.GraphModule) -> list[Any]:
 
 
 def _plain(given: torch.Tensor) -> torch.Tensor:
-    is_distributed = isinstance(given, DTensor)
     sizes = [*given.shape, *given.stride()]
-    if not is_distributed and all(isinstance(size, int) for size in sizes):
+    if not isinstance(given, DTensor) and all(isinstance(size, int) for size in sizes):
         return given
-    inner = local_part(given) if is_distributed else given
+    inner = local_part(given) if isinstance(given, DTensor) else given
     if not isinstance(inner, FakeTensor):
         raise CompileError("no-fake", "an input that is no fake tensor")
     with inner.fake_mode:
@@ -66,18 +65,16 @@ def plain_graph(
     parts of distributed tensors cannot be rebuilt as views of each other.
     """
     graph = torch.fx.Graph()
-    output = graph.graph_copy(module.graph, val_map := {})
-    graph.output(output)
+    graph.output(graph.graph_copy(module.graph, {}))
     _copy_output_meta(module.graph, graph)
     result = torch.fx.GraphModule(module, graph)
     (before,) = module.graph.find_nodes(op="output")
     distributed = [_is_distributed(item) for item in _sequence(before.args[0])]
-    del val_map
     fake = next((one for one in inputs if isinstance(one, FakeTensor)), None)
     if fake is None:
         raise CompileError("no-fake", "a graph without tensors as inputs")
     with fake.fake_mode, torch.enable_grad():
-        _Values(result).run(*inputs)
+        _Values(result, fake.fake_mode).run(*inputs)
         _separate_outputs(result)
     result.recompile()
     return result, distributed
@@ -99,6 +96,10 @@ def _is_distributed(item: Any) -> bool:
 class _Values(torch.fx.Interpreter):
     """Gives each node the value that it has for plain inputs."""
 
+    def __init__(self, module: torch.fx.GraphModule, mode: Any) -> None:
+        super().__init__(module)
+        self.mode = mode
+
     def run_node(self, node: torch.fx.Node) -> Any:
         result = super().run_node(node)
         if node.op != "output":
@@ -107,9 +108,8 @@ class _Values(torch.fx.Interpreter):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         found = super().get_attr(target, args, kwargs)
-        mode = torch.utils._python_dispatch._get_current_dispatch_mode()
         if isinstance(found, torch.Tensor) and not isinstance(found, FakeTensor):
-            return mode.from_tensor(found)
+            return self.mode.from_tensor(found)
         return found
 
 

@@ -119,7 +119,7 @@ class Group:
         if self.size == 1:
             return x.clone()
         pieces = self._exchanged(
-            list(x.split(list(sizes), dim)),
+            list(torch.split(x, list(sizes), dim)),
             [sizes[self.index]] * self.size,
             dim,
             where,
@@ -140,7 +140,7 @@ class Group:
         """Return the own piece along `target`, whole along `source`, where it was cut before."""
         if self.size == 1:
             return x.clone()
-        parts = list(x.split(list(target_sizes), target))
+        parts = list(torch.split(x, list(target_sizes), target))
         own = x.narrow(target, 0, target_sizes[self.index])
         received = self._exchanged(parts, source_sizes, source, where, "all_to_all", like=own)
         return torch.cat(received, source)
@@ -166,7 +166,7 @@ class Group:
             else (torch.empty(0, dtype=torch.uint8))
         )
         whole = self.all_gather(data, 0, lengths, where=where)
-        return [bytes(part.numpy().tobytes()) for part in whole.split(lengths)]
+        return [bytes(part.numpy().tobytes()) for part in torch.split(whole, lengths)]
 
     # what they are made of
 
@@ -223,7 +223,7 @@ class Group:
                 async_op=True,
             ),
         )
-        chunks = received.split([counts[member] for member in order])
+        chunks = torch.split(received, [counts[member] for member in order])
         by_member = dict(zip(order, chunks, strict=True))
         return [
             by_member[i].view(model.dtype).view(shape) if counts[i] else model.new_empty(shape)
@@ -319,6 +319,7 @@ class Groups:
                 found = self.device_mesh.get_group(self.mesh.names.index(axes[0]))
             elif len(ranks) == dist.get_world_size():
                 found = dist.group.WORLD
+                assert found is not None
             else:
                 found = dist.new_group(sorted(ranks), use_local_synchronization=True)
             self._process_groups[key] = found

@@ -17,7 +17,7 @@ from lynx.passes.distribution.annotations import Annotation
 from .gathering import piece
 from .groups import Groups
 from .meshes import placeable, placements_of
-from .torch_internals import from_part, spec
+from .torch_internals import from_part, local_part, spec, spec_of
 
 
 @dataclass
@@ -83,13 +83,13 @@ class Materializer:
         if not fresh:
             return
         for key, tensor in fresh:
-            table = module._parameters if key in module._parameters else module._buffers
-            real = torch.empty_like(tensor, device=self.groups.device_mesh.device_type)
+            table: dict[str, Any] = _table(module, key)
+            real: Any = torch.empty_like(tensor, device=self.groups.device_mesh.device_type)
             self._kept.append(tensor)
             self._made[id(tensor)] = None
             if isinstance(tensor, torch.nn.Parameter):
                 real = torch.nn.Parameter(real, requires_grad=tensor.requires_grad)
-            real.lynx_stands_for = id(tensor)  # type: ignore[attr-defined]
+            real.lynx_stands_for = id(tensor)
             table[key] = real
         initialize = _initializer(self.model, module)
         assert initialize is not None, module
@@ -102,7 +102,7 @@ class Materializer:
         for key, tensor in _own(module):
             name = f"{path}.{key}" if path else key
             is_parameter = key in module._parameters
-            table: dict[str, Any] = module._parameters if is_parameter else module._buffers  # type: ignore[assignment]
+            table = _table(module, key)
             identity = getattr(tensor, "lynx_stands_for", id(tensor))
             known = self._made.get(identity)
             if known is not None:
@@ -133,7 +133,8 @@ class Materializer:
         stored = placeable(sharding, mesh)
         placements = placements_of(stored, tensor.shape, self.groups.device_mesh)
         if isinstance(tensor, DTensor):
-            return tensor.detach().redistribute(self.groups.device_mesh, placements)
+            moved: DTensor = tensor.redistribute(self.groups.device_mesh, placements)
+            return from_part(local_part(moved).detach(), spec_of(moved))
         value = tensor.detach().to(self.groups.device_mesh.device_type)
         if from_first:
             value = value.clone(memory_format=torch.contiguous_format)
@@ -156,6 +157,12 @@ def _own(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return the parameters and buffers of a module itself."""
     tables = (module._parameters, module._buffers)
     return [(key, one) for table in tables for key, one in table.items() if one is not None]
+
+
+def _table(module: torch.nn.Module, key: str) -> dict[str, Any]:
+    """Return the parameters or the buffers of a module, whichever has the key."""
+    table: Any = module._parameters if key in module._parameters else module._buffers
+    return table  # type: ignore[no-any-return]
 
 
 def _initializer(model: torch.nn.Module, module: torch.nn.Module) -> Any:

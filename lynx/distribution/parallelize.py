@@ -70,7 +70,7 @@ def parallelize(
     annotations = _annotations(tensors, rules, groups.mesh)
     Materializer(model, groups, annotations, loc).run(init)
     forward = _Forward(model, rules, groups.mesh, _chosen(mode, options))
-    model.forward = forward  # type: ignore[method-assign, assignment]
+    model.forward = forward
     return model
 
 
@@ -149,7 +149,7 @@ class _Forward:
             original, backend="lynx", fullgraph=True, dynamic=False, **self.compile_options
         )
         self.__signature__ = self.signature
-        self.run = torch.compiler.disable(self._run)
+        self.run: Callable[..., Any] = torch.compiler.disable(self._run)  # type: ignore[no-untyped-call]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the model on whole or distributed inputs."""

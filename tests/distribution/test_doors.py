@@ -1,0 +1,102 @@
+"""Distributed tensors and plans, on real processes: the same numbers as one process gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.distribution import doors
+from tests.distribution.processes import Processes
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Processes]:
+    with Processes(2) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Processes]:
+    with Processes(4) as processes:
+        yield processes
+
+
+@pytest.mark.parametrize("how", ["auto", "gather"])
+def test_distributed_tensors(two: Processes, how: str) -> None:
+    assert two.run(doors.train_distributed, how) == [[], []]
+
+
+@pytest.mark.parametrize("plan", ["ddp", "fsdp", "tp"])
+def test_plans(two: Processes, plan: str) -> None:
+    assert two.run(doors.train_planned, plan, "auto") == [[], []]
+
+
+def test_plan_by_gathering(four: Processes) -> None:
+    four.run(doors.train_planned, "dp+tp", "gather")
+
+
+def test_plan_on_two_axes(four: Processes) -> None:
+    assert four.run(doors.train_planned, "dp+tp", "auto") == [[]] * 4
+
+
+def test_outputs_that_share_memory(two: Processes) -> None:
+    two.run(doors.views_and_inputs_as_outputs)
+
+
+def test_other_sizes_and_partial_inputs(two: Processes) -> None:
+    two.run(doors.sizes_change)
+
+
+def test_calls_of_dtensor_are_left_to_torch(two: Processes) -> None:
+    two.run(doors.leaves_dtensor_calls_alone)
+
+
+def test_constraints(two: Processes) -> None:
+    for said in two.run(doors.constraints):
+        assert "unknown-axis" in said
+        assert "doors.py" in said
+        assert "the mesh has tp" in said
+
+
+def test_checkpoints(two: Processes, tmp_path: Path) -> None:
+    two.run(doors.checkpoints, str(tmp_path))
+
+
+def test_parameters_on_the_meta_device(two: Processes) -> None:
+    two.run(doors.from_nothing)
+
+
+def test_collectives_on_two(two: Processes) -> None:
+    two.run(doors.collectives)
+
+
+def test_collectives_on_four(four: Processes) -> None:
+    four.run(doors.collectives)
+
+
+def test_wrong_uses(two: Processes) -> None:
+    (said, _) = two.run(doors.wrong_uses)
+    codes = [text.partition("error[")[2].partition("]")[0] for text in said]
+    assert codes == [
+        "unmatched-pattern", "unknown-axis", "axis-used-twice", "sharding-rank", "bad-sharding",
+        "contradiction", "", "unmatched-pattern", "bad-sharding",
+    ]  # fmt: skip
+    assert "parameters are up.weight, up.bias" in said[0]
+    assert "inputs are inputs.0, inputs.x" in said[7]
+    assert all("doors.py" in text for text in (said[0], said[1], said[2]))
+
+
+def test_ranks_with_different_programs(two: Processes) -> None:
+    for said in two.run(doors.different_programs):
+        assert "programs-differ" in said
+        assert "line 2:\n  - line 1 y\n  + line 1 x" in said
+
+
+def test_dead_peer() -> None:
+    with Processes(3) as processes:
+        for said, seconds in processes.run(doors.dies, alive=2):
+            assert said.startswith("CommunicationError"), said
+            assert "rank 1 does not answer" in said
+            assert seconds < 30
