@@ -95,8 +95,9 @@ class Op:
     Class attributes: `name` is the op's name in text; `is_random` marks ops that draw from a
     random generator (kept in order, never merged or removed); `is_view` those whose result may
     share memory with their first operand; `is_elementwise` those that may write over an operand
-    of the result's type; `changes_sharding` marks collectives; `shape_attributes` names the
-    attributes that hold the shape of result 0.
+    of the result's type; `changes_sharding` marks collectives; `is_uniform` ops whose parts
+    differ from them in operands and shapes alone; `shape_attributes` names the attributes that
+    hold the shape of result 0.
     """
 
     name: ClassVar[str] = ""
@@ -106,6 +107,7 @@ class Op:
     changes_sharding: ClassVar[bool] = False
     shape_attributes: ClassVar[tuple[str, ...]] = ()
     registry: ClassVar[dict[str, type[Op]]] = {}
+    is_uniform: ClassVar[bool] = True
     operand_fields: ClassVar[tuple[str, ...]] = ()
     attribute_fields: ClassVar[tuple[str, ...]] = ()
     region_fields: ClassVar[tuple[str, ...]] = ()
@@ -122,6 +124,8 @@ class Op:
         cls.region_fields = tuple(f.name for f in own if "Region" in str(f.type))
         others = (*cls.operand_fields, *cls.region_fields)
         cls.attribute_fields = tuple(f.name for f in own if f.name not in others)
+        plain = cls.localized is Op.localized and cls.local_fields is Op.local_fields
+        cls.is_uniform = plain
         if name:
             if name in Op.registry:
                 raise TypeError(f"two ops are called {name!r}")

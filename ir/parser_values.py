@@ -342,12 +342,18 @@ class Reader(Transformer[Token, Any]):
             kind = unquote(token.update(value=kind))
         return TypeNode(OpaqueType(kind), token)
 
-    def dim(self, size: Any, axes: tuple[str, ...] | None, unit: Token | None) -> DimNode:
-        split = Split(axes or (), 1 if unit is None else to_integer(unit))
+    def dim(
+        self, size: Any, cuts: tuple[tuple[str, int], ...] | None, unit: Token | None
+    ) -> DimNode:
+        axes, groups = zip(*cuts, strict=True) if cuts else ((), ())
+        split = Split(axes, 1 if unit is None else to_integer(unit), groups)
         return DimNode(_dim(size), split)
 
-    def axes(self, *names: str) -> tuple[str, ...]:
-        return tuple(str(name) for name in names)
+    def axes(self, *cuts: tuple[str, int]) -> tuple[tuple[str, int], ...]:
+        return cuts
+
+    def cut(self, name: str, groups: Token | None) -> tuple[str, int]:
+        return str(name), 1 if groups is None else to_integer(groups)
 
     def partial(self, reduction: Token, axis: str) -> Partial:
         return Partial(str(reduction), str(axis))

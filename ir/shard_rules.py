@@ -11,6 +11,7 @@ sums as a part of the type are those of DTensor.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from .dims import Dim, is_equal, product
@@ -42,14 +43,27 @@ def normal_split(split: Split, size: Dim, mesh: Mesh | None) -> Split:
     """Return the split with unit 1 where that cuts at the same places; `ShardingError` if none."""
     if not split.axes:
         return WHOLE
+    if isinstance(size, int) and split.groups:
+        _check_groups(split, size, mesh)
     if split.unit == 1:
         return split
     if isinstance(size, int):
         if size % split.unit:
             raise ShardingError("bad-unit", f"{size} is no multiple of the unit of '{split}'")
-        if mesh is not None and (size // split.unit) % mesh.size(*split.axes) == 0:
-            return Split(split.axes)
+        axes, groups = split.levels[-1]
+        if mesh is not None and (size // groups // split.unit) % mesh.size(*axes) == 0:
+            return Split(split.axes, 1, split.groups)
     return split
+
+
+def _check_groups(split: Split, size: int, mesh: Mesh | None) -> None:
+    """Raise `ShardingError` unless blocks are equal, and outer axes cut between blocks."""
+    levels = split.levels
+    for (axes, groups), (_, finer) in itertools.pairwise(levels):
+        if groups > finer or (mesh is not None and (finer // groups) % mesh.size(*axes)):
+            raise ShardingError("bad-unit", f"'{split}' cuts through blocks of {size}")
+    if size % levels[-1][1] or (size // levels[-1][1]) % split.unit:
+        raise ShardingError("bad-unit", f"{size} does not fall into the blocks of '{split}'")
 
 
 def normal_sharding(sharding: Sharding, shape: Sequence[Dim], mesh: Mesh | None) -> Sharding:
@@ -64,9 +78,50 @@ def factor_splits(
 ) -> dict[str, Split] | None:
     """Return how the factors of a compound dimension are cut where the dimension is cut.
 
-    None where pieces of the dimension are no pieces of the factors: an inner factor that is cut
-    while an outer one is not would give each device several separate places.
+    None where pieces of the dimension are no pieces of the factors.
     """
+    if not split.groups:
+        return _contiguous(names, sizes, split, mesh)
+    found: dict[str, Split] = {}
+    levels = split.levels
+    for number, (axes, groups) in enumerate(levels):
+        unit = split.unit if number == len(levels) - 1 else 1
+        parts = _level(names, sizes, Split(axes, unit), groups, mesh)
+        if parts is None:
+            return None
+        for name, part in parts.items():
+            old = found.get(name, WHOLE)
+            found[name] = old.then(part.axes, part.unit, part.groups[-1] if part.groups else 1)
+    return found
+
+
+def _level(
+    names: Sequence[str], sizes: Sequence[Dim], split: Split, groups: int, mesh: Mesh | None
+) -> dict[str, Split] | None:
+    """Return how factors are cut where each of `groups` blocks of their dimension is."""
+    index, outer = 0, 1
+    while index < len(names) - 1:
+        size = sizes[index]
+        if not isinstance(size, int):
+            return None
+        if groups % (outer * size):
+            break
+        index, outer = index + 1, outer * size
+    own, size = groups // outer, sizes[index]
+    if groups % outer or not isinstance(size, int) or size % own:
+        return None
+    if own == 1:
+        return _contiguous(names[index:], sizes[index:], split, mesh)
+    inside = _contiguous(names[index:], (size // own, *sizes[index + 1 :]), split, mesh)
+    if inside is None or any(name != names[index] for name in inside):
+        return None
+    return {name: Split((), 1).then(part.axes, part.unit, own) for name, part in inside.items()}
+
+
+def _contiguous(
+    names: Sequence[str], sizes: Sequence[Dim], split: Split, mesh: Mesh | None
+) -> dict[str, Split] | None:
+    """Return how factors are cut where a device's part of their dimension is one piece."""
     found: dict[str, Split] = {}
     left = split
     for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
@@ -114,31 +169,57 @@ def dim_split(
     mesh: Mesh | None,
 ) -> Split | None:
     """Return how a compound dimension is cut where its factors are; the inverse of the above."""
-    axes: tuple[str, ...] = ()
-    unit = 1
-    closed = False
+    found, before = WHOLE, 1
+    # Whether an outer factor is left with several elements, so that pieces lie in several places.
+    is_apart = False
     for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
         split = splits.get(name, WHOLE)
-        if not split.axes:
-            closed = closed or not is_equal(size, 1)
+        if split.axes:
+            inner = product(sizes[index + 1 :])
+            extended = _further(found, split, size, inner, before if is_apart else 1, mesh)
+            if extended is None:
+                return None
+            found = extended
+        is_apart = is_apart or not _in_single_pieces(split, size, mesh)
+        if not isinstance(size, int):
+            if is_apart and any(other in splits for other in names[index + 1 :]):
+                return None
             continue
-        if closed:
+        before *= size
+    try:
+        return normal_split(found, product(sizes), mesh)
+    except ShardingError:
+        return None
+
+
+def _in_single_pieces(split: Split, size: Dim, mesh: Mesh | None) -> bool:
+    """Whether each device has one element of a factor: then what is inside lies in one piece."""
+    if not split.axes:
+        return is_equal(size, 1)
+    return mesh is not None and split.unit == 1 and size == mesh.size(*split.axes)
+
+
+def _further(
+    found: Split, split: Split, size: Dim, inner: Dim, before: int, mesh: Mesh | None
+) -> Split | None:
+    """Return a dimension's split with that of one more factor, of which there are `before`."""
+    if found.unit != 1:
+        return None  # an outer factor is cut unevenly: blocks would have several sizes
+    unit = 1
+    if not _is_even(split, size, mesh):
+        if not isinstance(inner, int):
             return None
-        inner = product(sizes[index + 1 :])
-        even = (
-            mesh is not None
-            and isinstance(size, int)
-            and split.unit == 1
-            and size % mesh.size(*split.axes) == 0
-        )
-        if not even:
-            if not isinstance(inner, int):
-                return None if not is_equal(inner, 1) else Split(axes + split.axes, split.unit)
-            unit = split.unit * inner
-        axes += split.axes
-        # Only where each device has one element of this factor are the pieces further in one piece.
-        closed = not (even and mesh is not None and size == mesh.size(*split.axes))
-    return normal_split(Split(axes, unit), product(sizes), mesh)
+        unit = split.unit * inner
+    for axes, groups in split.levels:
+        found = found.then(axes, unit, groups * before)
+    return found
+
+
+def _is_even(split: Split, size: Dim, mesh: Mesh | None) -> bool:
+    if mesh is None or not isinstance(size, int) or split.unit != 1:
+        return False
+    axes, groups = split.levels[-1]
+    return (size // groups) % mesh.size(*axes) == 0
 
 
 def op_splits(
@@ -235,12 +316,14 @@ def result_shardings(
     *,
     moves: bool = False,
     random: bool = False,
+    uniform: bool = True,
     empty: frozenset[int] = frozenset(),
 ) -> tuple[Sharding, ...] | None:
     """Return how the results lie where the operands lie so, or raise `ShardingError`.
 
     None stands for no results to speak of: an op without a space whose operands are all whole.
     `moves` says that the op only moves elements, so that partial values of any reduction pass;
+    `uniform` that it does the same wherever along a factor it is, so that pieces may be apart;
     `empty` gives the results without elements, to which no factor matters that they lack.
     """
     if space is None or random:
@@ -256,6 +339,9 @@ def result_shardings(
         if kind in (FactorKind.OPAQUE, FactorKind.SCAN):
             reason = f"it needs all of '{name}', which is cut by '{split}'"
             raise ShardingError("needs-whole", reason)
+        if split.groups and not uniform:
+            reason = f"it depends on the place along '{name}', which is cut by '{split}'"
+            raise ShardingError("pieces-apart", reason)
     used = [axis for split in splits.values() for axis in split.axes]
     twice = {axis for axis in used if used.count(axis) > 1 or axis in {p.axis for p in pending}}
     if twice:

@@ -37,6 +37,7 @@ class Iterating(Protocol):
 
     is_view: ClassVar[Any]
     is_random: ClassVar[Any]
+    is_uniform: ClassVar[Any]
     operand_fields: ClassVar[Any]
     attribute_fields: ClassVar[Any]
 
@@ -149,6 +150,7 @@ def _derived(
         mesh,
         moves=op.is_view,
         random=op.is_random,
+        uniform=op.is_uniform,
         empty=frozenset(n for n, result in enumerate(op.results) if _is_empty(result.type)),
     )
     for result, sharding in zip(op.results, found or (), strict=bool(found)):

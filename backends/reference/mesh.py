@@ -213,8 +213,8 @@ def split(type_: Type, whole: Any, mesh: Mesh) -> list[Any]:
     for number in range(count):
         coordinates = mesh.coordinates(number)
         part = terms[tuple(coordinates[partial.axis] for partial in sharding.partial)]
-        for dim, (start, size) in enumerate(sharding.local_shape(whole.shape, coordinates)):
-            part = part.narrow(dim, start, size)
+        for dim, rows in enumerate(_rows(sharding, whole.shape, coordinates)):
+            part = part[(slice(None),) * dim + (rows,)]
         parts.append(part.clone())
     return parts
 
@@ -272,14 +272,31 @@ def _assemble(value: Value, parts: list[Any], mesh: Mesh, index: int) -> Any:
         for dim, size in enumerate(type_.shape)
     )
     whole = parts[0].new_empty(shape)
-    seen: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
+    seen: dict[tuple[tuple[int, ...], ...], torch.Tensor] = {}
     for number, part in enumerate(parts):
-        place = sharding.local_shape(shape, mesh.coordinates(number))
-        known = seen.setdefault(place, part)
+        rows = _rows(sharding, shape, mesh.coordinates(number))
+        known = seen.setdefault(tuple(tuple(one.tolist()) for one in rows), part)
         if not is_same(known, part):
             raise InternalError("replicas-differ", f"{what} differs on device {number}")
-        whole[tuple(slice(start, start + size) for start, size in place)] = part
+        if rows:
+            whole[torch.meshgrid(*rows, indexing="ij")] = part
+        else:
+            whole.copy_(part)
     return whole
+
+
+def _rows(
+    sharding: Sharding, shape: Sequence[int], coordinates: dict[str, int]
+) -> list[torch.Tensor]:
+    """Return, for each dimension, which of its elements a device holds, in order."""
+    assert sharding.mesh is not None
+    mesh = sharding.mesh
+    return [
+        torch.cat(
+            [torch.arange(start, start + n) for start, n in split.blocks(size, mesh, coordinates)]
+        )
+        for split, size in zip(sharding.splits, shape, strict=True)
+    ]
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:

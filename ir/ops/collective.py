@@ -78,18 +78,21 @@ class Collective(Op):
         if split.axes[-len(self.axes) :] != self.axes:
             reason = f"dimension {dim} is not cut by ({', '.join(self.axes)}) innermost"
             raise ShardingError("not-cut", reason)
-        kept = split.axes[: -len(self.axes)]
-        return normal_split(Split(kept, split.unit), x.shape[dim], given.mesh)
+        kept = split.first(len(split.axes) - len(self.axes))
+        if len(set(split.groups[-len(self.axes) :])) > 1:
+            raise ShardingError("not-cut", f"({', '.join(self.axes)}) cut different blocks")
+        return normal_split(kept, x.shape[dim], given.mesh)
 
-    def _with(self, given: Sharding, dim: int, unit: int, x: TensorType) -> Split:
-        """Return a dimension's split when `axes` cut it further."""
-        split = self._split(given, dim)
-        # Units that are written differently may cut at the same places.
-        same = normal_split(Split(split.axes, unit), x.shape[dim], given.mesh)
-        if split.axes and split.unit != unit and same != split:
-            reason = f"dimension {dim} is cut into units of {split.unit}, not of {unit}"
-            raise ShardingError("bad-unit", reason)
-        return normal_split(Split(split.axes + self.axes, unit), x.shape[dim], given.mesh)
+    def _with(self, given: Sharding, dim: int, unit: int, groups: int, x: TensorType) -> Split:
+        """Return a dimension's split when `axes` cut it further, in each of `groups` blocks."""
+        split, size = self._split(given, dim), x.shape[dim]
+        if not (groups > 1 and (not split.groups or split.groups[-1] < groups)):
+            # Units that are written differently may cut at the same places.
+            same = normal_split(Split(split.axes, unit, split.groups), size, given.mesh)
+            if split.axes and split.unit != unit and same != split:
+                reason = f"dimension {dim} is cut into units of {split.unit}, not of {unit}"
+                raise ShardingError("bad-unit", reason)
+        return normal_split(split.then(self.axes, unit, groups), size, given.mesh)
 
     def _split(self, given: Sharding, dim: int) -> Split:
         if not 0 <= dim < len(given.dims):
@@ -128,11 +131,12 @@ class ReduceScatter(Collective, name="reduce_scatter"):
     dim: int
     reduction: str = "sum"
     unit: int = 1
+    groups: int = 1
 
     def changed(self, given: Sharding, x: TensorType) -> Sharding:
         """Cut a dimension instead of partial values."""
         partial = self._reduced(given, self.reduction)
-        split = self._with(given, self.dim, self.unit, x)
+        split = self._with(given, self.dim, self.unit, self.groups, x)
         return sharding_of(_replaced(given.splits, {self.dim: split}), partial, given.mesh)
 
 
@@ -159,6 +163,7 @@ class AllToAll(Collective, name="all_to_all"):
     source: int
     target: int
     unit: int = 1
+    groups: int = 1
 
     def changed(self, given: Sharding, x: TensorType) -> Sharding:
         """Move the axes from one dimension to the other."""
@@ -166,7 +171,7 @@ class AllToAll(Collective, name="all_to_all"):
             raise ShardingError("bad-dim", "source and target are one dimension")
         changed = {
             self.source: self._without(given, self.source, x),
-            self.target: self._with(given, self.target, self.unit, x),
+            self.target: self._with(given, self.target, self.unit, self.groups, x),
         }
         return sharding_of(_replaced(given.splits, changed), given.partial, given.mesh)
 
@@ -181,11 +186,12 @@ class Shard(Collective, name="shard"):
 
     dim: int
     unit: int = 1
+    groups: int = 1
 
     def changed(self, given: Sharding, x: TensorType) -> Sharding:
         """Cut the dimension."""
         self._check_free(given)
-        split = self._with(given, self.dim, self.unit, x)
+        split = self._with(given, self.dim, self.unit, self.groups, x)
         return sharding_of(_replaced(given.splits, {self.dim: split}), given.partial, given.mesh)
 
 

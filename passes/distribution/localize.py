@@ -34,6 +34,7 @@ from lynx.ir.ops.communication import (
     LocalReduceScatter,
 )
 from lynx.ir.ops.factory import Empty, Full, Iota
+from lynx.ir.ops.layout import Reshape
 from lynx.ir.ops.layout_slicing import Slice
 from lynx.ir.shard_rules import op_splits
 from lynx.ir.sharding import Mesh, Sharding, Split
@@ -230,23 +231,74 @@ class _Localizer:
             case AllReduce():
                 return self._emit(LocalAllReduce(x, op.axes, op.reduction, loc=op.loc))
             case AllGather():
-                sizes = self._sizes(op, op.x, op.dim)
-                made = LocalAllGather(x, op.axes, op.dim, sizes, self._index(op.axes), loc=op.loc)
-                return self._emit(made)
+                return self._all_gather(op, x)
             case ReduceScatter():
-                return self._emit(self._reduce_scatter(op, x))
+                return self._reduce_scatter(op, x)
             case AllToAll():
-                return self._emit(self._all_to_all(op, x))
+                return self._all_to_all(op, x)
         raise InternalError("no-local-form", f"'{op.name}' has no local form", op.loc)
 
-    def _reduce_scatter(self, op: ReduceScatter, x: Value) -> Op:
-        sizes, index = self._sizes(op, op.out, op.dim), self._index(op.axes)
-        return LocalReduceScatter(x, op.axes, op.dim, sizes, index, op.reduction, loc=op.loc)
+    def _all_gather(self, op: AllGather, x: Value) -> Value:
+        blocks = self._blocks(op, op.x, op.dim)
+        sizes, index = self._sizes(op, op.x, op.dim), self._index(op.axes)
+        x, dim = self._apart(x, op.dim, blocks, op.loc)
+        made = self._emit(LocalAllGather(x, op.axes, dim, sizes, index, loc=op.loc))
+        return self._together(made, op.dim, blocks, op.loc)
 
-    def _all_to_all(self, op: AllToAll, x: Value) -> Op:
+    def _reduce_scatter(self, op: ReduceScatter, x: Value) -> Value:
+        blocks = self._blocks(op, op.out, op.dim)
+        sizes, index = self._sizes(op, op.out, op.dim), self._index(op.axes)
+        x, dim = self._apart(x, op.dim, blocks, op.loc)
+        made = LocalReduceScatter(x, op.axes, dim, sizes, index, op.reduction, loc=op.loc)
+        return self._together(self._emit(made), op.dim, blocks, op.loc)
+
+    def _all_to_all(self, op: AllToAll, x: Value) -> Value:
         source, target = self._sizes(op, op.x, op.source), self._sizes(op, op.out, op.target)
+        apart = {
+            op.source: self._blocks(op, op.x, op.source),
+            op.target: self._blocks(op, op.out, op.target),
+        }
+        places = {}
+        for dim in sorted(apart, reverse=True):
+            x, places[dim] = self._apart(x, dim, apart[dim], op.loc)
+        shift = apart[min(apart)] > 1  # the blocks of the first dimension are one more before it
+        first, last = min(apart), max(apart)
+        places[last] += int(shift)
         index = self._index(op.axes)
-        return LocalAllToAll(x, op.axes, op.source, op.target, source, target, index, loc=op.loc)
+        made = LocalAllToAll(
+            x, op.axes, places[op.source], places[op.target], source, target, index, loc=op.loc
+        )
+        result = self._emit(made)
+        for dim in (first, last):
+            result = self._together(result, dim, apart[dim], op.loc)
+        return result
+
+    def _blocks(self, op: Op, value: Value, dim: int) -> int:
+        """Return how many blocks of a dimension lie on the device, each of which `op` cuts."""
+        type_ = value.tensor_type
+        assert type_.sharding is not None
+        split, size = type_.sharding.splits[dim], type_.shape[dim]
+        if not split.groups or not isinstance(size, int):
+            return 1
+        outer = split.first(len(split.axes) - len(op.attributes["axes"]))
+        _, length = outer.part(size, self.mesh, self.coordinates)
+        return max(length // (size // split.groups[-1]), 1)
+
+    def _apart(self, x: Value, dim: int, blocks: int, loc: Location) -> tuple[Value, int]:
+        """Return the value with a dimension of its own for blocks, and where their rows are."""
+        if blocks == 1:
+            return x, dim
+        size = x.shape[dim]
+        assert isinstance(size, int)
+        shape = (*x.shape[:dim], blocks, size // blocks, *x.shape[dim + 1 :])
+        return self._emit(Reshape(x, shape, loc=loc)), dim + 1
+
+    def _together(self, x: Value, dim: int, blocks: int, loc: Location) -> Value:
+        """Return the value with blocks and their rows in one dimension again."""
+        if blocks == 1:
+            return x
+        shape = (*x.shape[:dim], product(x.shape[dim : dim + 2]), *x.shape[dim + 2 :])
+        return self._emit(Reshape(x, shape, loc=loc))
 
     def _index(self, axes: tuple[str, ...]) -> int:
         """Return the device's number in its group."""
@@ -266,10 +318,13 @@ class _Localizer:
             raise CompileError("symbolic-shard", message, op.loc)
         members = itertools.product(*(range(self.mesh.size(axis)) for axis in axes))
         places = (self.coordinates | dict(zip(axes, member, strict=True)) for member in members)
-        return tuple(split.part(size, self.mesh, place)[1] for place in places)
+        blocks = self._blocks(op, value, dim)
+        return tuple(split.part(size, self.mesh, place)[1] // blocks for place in places)
 
     def _shard(self, op: Shard, x: Value) -> Value:
         """Return the device's piece: a smaller factory op if there is one, or a slice."""
+        if self._blocks(op, op.out, op.dim) > 1:
+            return self._shard_blocks(op, x)
         dim, before, after = op.dim, op.x.tensor_type, op.out.tensor_type
         outer: tuple[Dim, Dim] = (0, before.shape[dim])
         if before.sharding is not None:
@@ -287,6 +342,15 @@ class _Localizer:
             made = x.op.localized(x.op.operands, f"d{dim}", start, size)
             return self._emit(dataclasses.replace(made, loc=loc))
         return self._emit(Slice(x, dim, start, start + size, loc=op.loc))
+
+    def _shard_blocks(self, op: Shard, x: Value) -> Value:
+        """Return the device's piece of each block."""
+        blocks, index = self._blocks(op, op.out, op.dim), self._index(op.axes)
+        sizes = self._sizes(op, op.out, op.dim)
+        x, dim = self._apart(x, op.dim, blocks, op.loc)
+        start = sum(sizes[:index])
+        piece = self._emit(Slice(x, dim, start, start + sizes[index], loc=op.loc))
+        return self._together(piece, op.dim, blocks, op.loc)
 
 
 def restrict(

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lynx.ir.core import Graph, Op, Value
-from lynx.ir.shard_rules import axis_split
+from lynx.ir.shard_rules import axis_split, normal_split
 from lynx.ir.sharding import WHOLE, Mesh, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import FactorKind, IndexMap, IterationSpace
 from lynx.ir.structure import structure_of
@@ -214,10 +214,10 @@ class _Propagation:
         changed = False
         for dim, wanted in enumerate(splits):
             have = dims[dim]
-            if wanted.axes[: len(have.axes)] != have.axes or wanted == have or not wanted.axes:
+            if not wanted.begins_with(have) or wanted == have:
                 continue
             added = wanted.axes[len(have.axes) :]
-            if not added or used.intersection(added) or (have.axes and have.unit != wanted.unit):
+            if not added or used.intersection(added) or not self._agree(value, dim, have, wanted):
                 continue
             dims[dim] = wanted
             used.update(added)
@@ -228,6 +228,16 @@ class _Propagation:
         if changed:
             self.layouts.place(value, sharding_of(tuple(dims), (), self.mesh))
             self._touch(value)
+
+    def _agree(self, value: Value, dim: int, have: Split, wanted: Split) -> bool:
+        """Whether a longer split cuts where the shorter one does already."""
+        if not have.axes or have.unit == wanted.unit == 1:
+            return True
+        size = value.shape[dim]
+        first = wanted.first(len(have.axes))
+        if first.levels[-1][1] != wanted.levels[-1][1]:
+            first = Split(first.axes, 1, first.groups)
+        return normal_split(first, size, self.mesh) == have
 
 
 def _state(one: Placed | None) -> Hashable:

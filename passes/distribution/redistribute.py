@@ -32,18 +32,19 @@ class Step:
     target: int = 0
     reduction: str = "sum"
     unit: int = 1
+    groups: int = 1
 
     def emit(self, x: Value) -> Op:
         """Return the collective of a value."""
         if self.kind is Shard:
-            return Shard(x, self.axes, self.dim, self.unit)
+            return Shard(x, self.axes, self.dim, self.unit, self.groups)
         if self.kind is AllReduce:
             return AllReduce(x, self.axes, self.reduction)
         if self.kind is ReduceScatter:
-            return ReduceScatter(x, self.axes, self.dim, self.reduction, self.unit)
+            return ReduceScatter(x, self.axes, self.dim, self.reduction, self.unit, self.groups)
         if self.kind is AllGather:
             return AllGather(x, self.axes, self.dim)
-        return AllToAll(x, self.axes, self.dim, self.target, self.unit)
+        return AllToAll(x, self.axes, self.dim, self.target, self.unit, self.groups)
 
 
 def bytes_of(shape: Sequence[Dim], itemsize: int) -> float:
@@ -81,38 +82,59 @@ class Redistribution:
 
     def _shard(self) -> None:
         """Cut dimensions by axes that nothing uses yet."""
-        for dim, wanted in enumerate(self.wanted):
+        for dim in range(len(self.wanted)):
             axes = self._missing(dim)
-            free = [axis for axis in axes if not self._uses(axis)]
-            if axes and free == list(axes):
-                self._append(dim, tuple(free))
-                self.steps.append(Step(Shard, tuple(free), dim, unit=wanted.unit))
+            if not axes or any(self._uses(axis) for axis in axes):
+                continue
+            while axes:
+                count = self._alike(self.wanted[dim], len(self.splits[dim].axes), len(axes))
+                unit, groups = self._append(dim, axes[:count])
+                self.steps.append(Step(Shard, axes[:count], dim, unit=unit, groups=groups))
+                axes = axes[count:]
 
     def _missing(self, dim: int) -> tuple[str, ...]:
         """Return the axes that still have to cut a dimension, if what is there may stay."""
-        given, wanted = self.splits[dim], self.wanted[dim]
-        count = len(given.axes)
-        if wanted.axes[:count] != given.axes or not self._same_unit(dim):
-            return ()
-        return wanted.axes[count:]
+        count = len(self.splits[dim].axes)
+        return self.wanted[dim].axes[count:] if self._may_stay(dim, count) else ()
 
-    def _same_unit(self, dim: int) -> bool:
-        """Whether cuts of the axes that are there lie where they are wanted."""
+    def _may_stay(self, dim: int, count: int) -> bool:
+        """Whether the outermost axes of a dimension cut where they are wanted to cut."""
         given, wanted = self.splits[dim], self.wanted[dim]
-        if not given.axes or given.unit == wanted.unit:
+        if not count:
             return True
-        # Units that are written differently may cut at the same places.
-        kept = Split(wanted.axes[: len(given.axes)], wanted.unit)
-        return normal_split(kept, self.shape[dim], self.mesh) == given
+        if count > len(wanted.axes) or not wanted.begins_with(given.first(count)):
+            return False
+        return self._prefix(given, dim, count) == self._prefix(wanted, dim, count)
+
+    def _prefix(self, split: Split, dim: int, count: int) -> Split:
+        """Return the outermost axes of a split, with the unit in which they cut."""
+        first = split.first(count)
+        if count < len(split.axes) and first.levels[-1][1] != split.levels[-1][1]:
+            first = Split(first.axes, 1, first.groups)  # outer blocks are cut evenly
+        return normal_split(first, self.shape[dim], self.mesh)
+
+    @staticmethod
+    def _alike(split: Split, start: int, count: int) -> int:
+        """Return how many of the axes from `start` on cut the same blocks as the first of them."""
+        groups = split.groups or (1,) * len(split.axes)
+        same = 1
+        while same < count and groups[start + same] == groups[start]:
+            same += 1
+        return same
 
     def _uses(self, axis: str) -> bool:
         return any(axis in split.axes for split in self.splits) or any(
             axis == partial.axis for partial in self.partial
         )
 
-    def _append(self, dim: int, axes: tuple[str, ...]) -> None:
-        split = Split(self.splits[dim].axes + axes, self.wanted[dim].unit)
+    def _append(self, dim: int, axes: tuple[str, ...]) -> tuple[int, int]:
+        """Let axes cut a dimension as they are wanted to; return their unit, and their groups."""
+        wanted, count = self.wanted[dim], len(self.splits[dim].axes)
+        groups = wanted.groups[count] if wanted.groups else 1
+        unit = self._prefix(wanted, dim, count + len(axes)).unit
+        split = self.splits[dim].then(axes, unit, groups)
         self.splits[dim] = normal_split(split, self.shape[dim], self.mesh)
+        return unit, groups
 
     # partial sums
 
@@ -126,9 +148,8 @@ class Redistribution:
                 continue
             self._pay(partial.axis)
             self.partial.remove(partial)
-            unit = self.wanted[dim].unit
-            self._append(dim, (partial.axis,))
-            step = Step(ReduceScatter, (partial.axis,), dim, reduction=partial.reduction, unit=unit)
+            unit, groups = self._append(dim, (partial.axis,))
+            step = Step(ReduceScatter, (partial.axis,), dim, 0, partial.reduction, unit, groups)
             self.steps.append(step)
         for reduction, axes in whole.items():
             self._pay(*axes, times=2.0)
@@ -149,42 +170,43 @@ class Redistribution:
             for count in range(len(leaving), 0, -1):
                 axes = leaving[-count:]
                 for target in range(len(self.splits)):
-                    if target != source and self._missing(target)[:count] == axes:
+                    if target != source and self._waits(target, axes):
                         self._move(source, target, axes)
                         return True
         return False
 
+    def _waits(self, dim: int, axes: tuple[str, ...]) -> bool:
+        """Whether a dimension is to be cut by these axes next, all in the same blocks."""
+        start = len(self.splits[dim].axes)
+        if self._missing(dim)[: len(axes)] != axes:
+            return False
+        return self._alike(self.wanted[dim], start, len(axes)) == len(axes)
+
     def _leaving(self, dim: int) -> tuple[str, ...]:
-        """Return the innermost axes of a dimension that must not stay there."""
-        given, wanted = self.splits[dim], self.wanted[dim]
-        count = 0
-        while (
-            count < min(len(given.axes), len(wanted.axes))
-            and given.axes[count] == wanted.axes[count]
-        ):
-            count += 1
-        if count and not self._same_unit(dim):
-            count = 0
-        if count == len(given.axes) and given.axes and not self._same_unit(dim):
-            count = 0
-        return given.axes[count:]
+        """Return the innermost axes of a dimension that must not stay, of one level of blocks."""
+        given = self.splits[dim]
+        count = len(given.axes)
+        while count and not self._may_stay(dim, count):
+            count -= 1
+        if count == len(given.axes):
+            return ()
+        last = given.levels[-1][0]
+        return given.axes[max(count, len(given.axes) - len(last)) :]
 
     def _move(self, source: int, target: int, axes: tuple[str, ...]) -> None:
         self._pay(*axes)
-        unit = self.wanted[target].unit
         self._drop(source, len(axes))
-        self._append(target, axes)
-        self.steps.append(Step(AllToAll, axes, source, target, unit=unit))
+        unit, groups = self._append(target, axes)
+        self.steps.append(Step(AllToAll, axes, source, target, unit=unit, groups=groups))
 
     def _drop(self, dim: int, count: int) -> None:
         split = self.splits[dim]
-        kept = split.axes[: len(split.axes) - count]
-        self.splits[dim] = Split(kept, split.unit) if kept else WHOLE
+        kept = split.first(len(split.axes) - count)
+        self.splits[dim] = normal_split(kept, self.shape[dim], self.mesh) if kept.axes else WHOLE
 
     def _gather(self) -> None:
         for dim in range(len(self.splits)):
-            axes = self._leaving(dim)
-            if axes:
+            while axes := self._leaving(dim):
                 self._drop(dim, len(axes))
                 self._pay(*axes)
                 self.steps.append(Step(AllGather, axes, dim))

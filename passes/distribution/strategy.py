@@ -82,9 +82,9 @@ def _prefixes(
     """Return what is proposed for a factor: all axes, or only the outer ones of them."""
     found: list[Proposal] = []
     for count in range(len(split.axes), 0, -1):
-        axes = split.axes[:count]
-        priority = max(priorities.get(axis, 1) for axis in axes)
-        found.append(Proposal(name, Split(axes, split.unit), priority, weight, tensor))
+        part = split.first(count)
+        priority = max(priorities.get(axis, 1) for axis in part.axes)
+        found.append(Proposal(name, part, priority, weight, tensor))
     return found
 
 
@@ -118,8 +118,7 @@ def accept(found: Sequence[Proposal]) -> dict[str, Split]:
 
 
 def _extends(longer: Split, shorter: Split) -> bool:
-    count = len(shorter.axes)
-    return longer.axes[:count] == shorter.axes and len(longer.axes) > count
+    return len(longer.axes) > len(shorter.axes) and longer.begins_with(shorter)
 
 
 def result_sharding(

@@ -24,6 +24,7 @@ from lynx.ir.ops import (
     Broadcast,
     CumulativeSum,
     Exp,
+    LowerTriangle,
     Matmul,
     Permute,
     RandomUniform,
@@ -101,6 +102,15 @@ ROWS, COLUMNS = tensor(6, 8, on="_, tp"), tensor(8, 4, on="tp, _")
         (Reshape(tensor(4, 6, 3, on="dp, _, _"), (24, 3)), "(dp, _)"),
         (Reshape(tensor(3, 6, 5, on="dp, _, _"), (18, 5)), "(dp by 6, _)"),
         (Reshape(tensor(18, 5, on="dp by 6, _"), (3, 6, 5)), "(dp, _, _)"),
+        # Only the sequence is cut: each device has a piece of each sequence.
+        (Reshape(tensor(4, 6, 3, on="_, tp, _"), (24, 3)), "(tp of 4, _)"),
+        (Reshape(tensor(24, 3, on="tp of 4, _"), (4, 6, 3)), "(_, tp, _)"),
+        (Reshape(tensor(4, 6, 3, on="dp, tp, _"), (24, 3)), "((dp, tp of 4), _)"),
+        (Reshape(tensor(24, 3, on="(dp, tp of 4), _"), (4, 6, 3)), "(dp, tp, _)"),
+        (Reshape(tensor(24, 3, on="tp of 4, _"), (2, 2, 6, 3)), "(_, _, tp, _)"),
+        (Matmul(tensor(24, 8, on="tp of 4, _"), tensor(8, 4)), "(tp of 4, _)"),
+        (Matmul(tensor(8, 24, on="_, tp of 4"), tensor(24, 4, on="tp of 4, _")),
+         "(_, _) + partial(sum: tp)"),
     ],
 )  # fmt: skip
 def test_results_lie(op: Op, expected: str) -> None:
@@ -149,7 +159,9 @@ REFUSED: list[tuple[str, Any]] = [
     ("axis-used-twice", lambda: Shard(tensor(6, 8, on="tp, _"), ("tp",), 1)),
     ("axis-used-twice", lambda: Replicate(tensor(6, on="tp"), ("dp", "tp"), (2, 4))),
     ("needs-neighbours", lambda: Unfold(tensor(9, on="tp"), 0, 3, 2)),
-    ("pieces-apart", lambda: Reshape(tensor(6, 8, on="_, tp"), (48,))),
+    ("pieces-apart", lambda: LowerTriangle(tensor(48, 3, on="tp of 6, _"))),
+    ("pieces-apart", lambda: Reshape(tensor(48, on="tp of 6"), (4, 12))),
+    ("bad-unit", lambda: Shard(tensor(48), ("tp",), 0, groups=5)),
     ("pieces-apart", lambda: Reshape(tensor(5, 384, on="_, tp"), (5, 6, 64))),
     ("pieces-apart", lambda: Reshape(tensor(10, on="(dp, tp)"), (5, 2))),
     ("bad-unit", lambda: Reshape(tensor(10, on="tp by 4"), (5, 2))),
@@ -274,7 +286,29 @@ def test_factors_and_dimensions_are_cut_alike(
     back = dim_split(names, factor_sizes, found, mesh)
     assert back is not None
     for place in places(mesh):
-        assert back.part(total, mesh, place) == split.part(total, mesh, place)
+        assert held(back, total, mesh, place) == held(split, total, mesh, place)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), meshes, st.lists(st.integers(1, 6), min_size=2, max_size=4))
+def test_cuts_within_blocks_go_to_factors_and_back(
+    data: st.DataObject, mesh: Mesh, factor_sizes: list[int]
+) -> None:
+    names = [f"f{n}" for n in range(len(factor_sizes))]
+    axes = list(data.draw(st.permutations(mesh.names)))
+    given_splits = {}
+    for name in names:
+        count = data.draw(st.integers(0, len(axes)))
+        if count:
+            given_splits[name] = Split(tuple(axes[:count]))
+            axes = axes[count:]
+    split = dim_split(names, factor_sizes, given_splits, mesh)
+    if split is None:
+        return
+    check_parts(names, factor_sizes, given_splits, split, mesh)
+    found = factor_splits(names, factor_sizes, split, mesh)
+    assert found is not None
+    check_parts(names, factor_sizes, found, split, mesh)
 
 
 @settings(max_examples=300, deadline=None)
@@ -301,18 +335,23 @@ def check_parts(
 ) -> None:
     """The part of the dimension holds exactly the products of the parts of the factors."""
     for place in places(mesh):
-        ranges = []
-        for name, size in zip(names, factor_sizes, strict=True):
-            start, length = factors.get(name, WHOLE).part(size, mesh, place)
-            ranges.append(range(start, start + length))
+        ranges = [
+            held(factors.get(name, WHOLE), size, mesh, place)
+            for name, size in zip(names, factor_sizes, strict=True)
+        ]
         indices = []
         for index in itertools.product(*ranges):
             flat = 0
             for one, size in zip(index, factor_sizes, strict=True):
                 flat = flat * size + one
             indices.append(flat)
-        start, length = split.part(math.prod(factor_sizes), mesh, place)
-        assert indices == list(range(start, start + length))
+        assert indices == held(split, math.prod(factor_sizes), mesh, place)
+
+
+def held(split: Split, size: int, mesh: Mesh, place: dict[str, int]) -> list[int]:
+    """Return the elements that a device holds, in order."""
+    pieces = split.blocks(size, mesh, place)
+    return [n for start, length in pieces for n in range(start, start + length)]
 
 
 @settings(deadline=None)
