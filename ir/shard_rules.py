@@ -153,7 +153,7 @@ def _evenly(split: Split, size: Dim, inner: Dim, mesh: Mesh | None) -> int | Non
     for count, axis in enumerate(split.axes, 1):
         cut *= mesh.size(axis)
         if cut == size and count < len(split.axes):
-            return count if split.unit == 1 or is_equal(inner, split.unit) else None
+            return count if split.unit == 1 or _is_multiple(inner, split.unit) else None
     even = size % cut == 0 and (split.unit == 1 or _is_multiple(inner, split.unit))
     return len(split.axes) if even else None
 
