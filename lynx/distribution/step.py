@@ -37,7 +37,7 @@ from .meshes import (
     whole_placements,
 )
 from .running import Boxed, agreed, entered, with_strides
-from .torch_internals import input_descriptors, output_descriptors
+from .torch_internals import guard_on_shape, input_descriptors, output_descriptors
 
 
 @dataclass(frozen=True)
@@ -270,6 +270,9 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
     check_constraints(module, groups.mesh)
     plain = plain_inputs(module)
     graph, distributed = plain_graph(module, plain)
+    for node in nodes:
+        if isinstance(_example(node), DTensor):
+            guard_on_shape(node)
     stands_in = any(hasattr(_example(node), "lynx_tensor") for node in nodes)
     annotated = [getattr(_example(node), "lynx_annotation", None) for node in nodes]
     entrances = tuple(

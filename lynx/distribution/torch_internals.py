@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch._dynamo.guards
+import torch._dynamo.source
+import torch._guards
 import torch.distributed
 import torch.distributed.distributed_c10d
 import torch.fx
@@ -48,6 +51,20 @@ def from_part(part: torch.Tensor, spec: Any, requires_grad: bool = False) -> DTe
     """Return the distributed tensor of which this process holds a part; nothing is recorded."""
     made: DTensor = DTensor(part, copy.copy(spec), requires_grad=requires_grad)  # type: ignore[no-untyped-call]
     return made
+
+
+def guard_on_shape(node: torch.fx.Node) -> None:
+    """Let Dynamo compile anew for another whole shape of an input.
+
+    By itself it looks at the parts alone, and several whole shapes may give a process one part.
+    """
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    context = torch._guards.TracingContext.try_get()
+    if source is None or context is None:
+        return
+    shape = torch._dynamo.source.AttrSource(source, "shape")
+    guard = shape.make_guard(torch._dynamo.guards.GuardBuilder.EQUALS_MATCH)
+    context.guards_context.dynamo_guards.add(guard)
 
 
 def input_descriptors(module: torch.fx.GraphModule) -> list[str]:

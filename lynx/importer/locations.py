@@ -10,6 +10,7 @@ import torch.fx
 from lynx.ir.location import UNKNOWN, Location
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_OURS = "lynx/operators/constrain.py"  # a function that models call; the place is the call
 _PATH = re.compile(r"\[?['\"]?([A-Za-z0-9_]+)['\"]?\]?")
 
 
@@ -29,7 +30,7 @@ def location_of(node: torch.fx.Node) -> Location:
 
 @lru_cache(maxsize=4096)
 def _innermost_frame(trace: str) -> tuple[str, int]:
-    frames = _FRAME.findall(trace)
+    frames = [frame for frame in _FRAME.findall(trace) if not frame[0].endswith(_OURS)]
     return (frames[-1][0], int(frames[-1][1])) if frames else ("", 0)
 
 

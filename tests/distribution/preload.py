@@ -1,9 +1,11 @@
 """What processes of tests need, imported once before they are forked."""
 
 import os
+import tempfile
 
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["LYNX_CACHE"] = "0"
+# Ranks share what they compile, of this version alone.
+os.environ["LYNX_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), "lynx-tests-of-doors")
 
 import torch._dynamo
 import torch._inductor.config

@@ -34,7 +34,7 @@ def test_plans(two: Processes, plan: str) -> None:
 
 
 def test_plan_by_gathering(four: Processes) -> None:
-    four.run(doors.train_planned, "dp+tp", "gather")
+    four.run(doors.train_planned, "dp+tp", "gather", 1)
 
 
 def test_plan_on_two_axes(four: Processes) -> None:
