@@ -103,7 +103,9 @@ class _Propagation:
         }
         self.known: dict[Hashable, tuple[_Change, ...]] = {}
         self.tiers = {op: _tier(op, self.spaces[op]) for op in graph.ops}
-        self.fixed: set[Value] = set(graph.inputs)
+        # What depends on no input each device has whole: two uses of one count, along a batch and
+        # along a sequence of the same length, have nothing to do with each other.
+        self.fixed: set[Value] = {*graph.inputs, *constants(graph)}
         self.queue: list[tuple[int, int]] = []
         self.queued: set[Op] = set()
 
@@ -242,6 +244,16 @@ class _Propagation:
 
 def _state(one: Placed | None) -> Hashable:
     return None if one is None else (one.sharding, tuple(one.priorities.items()))
+
+
+def constants(graph: Graph) -> Iterator[Value]:
+    """Yield the values that depend on no input and are not drawn at random."""
+    varying: set[Value] = set(graph.inputs)
+    for op in graph.ops:
+        if op.is_random or not varying.isdisjoint(op.operands):
+            varying.update(op.results)
+        else:
+            yield from op.results
 
 
 def _tier(op: Op, space: IterationSpace | None) -> int:
