@@ -24,11 +24,11 @@ from tests.tools.op_table import PAGE, updated
 from tests.tools.tree import ROOT, modules
 
 ERRORS = ROOT / "docs/errors.md"
-RAISERS = ("__init__", "CompileError", "InternalError", "Mistake", "ShardingError", "TextError",
+RAISERS = ("__init__", "CommunicationError", "CompileError", "InternalError", "Mistake", "ShardingError", "TextError",
            "UsageError", "_error", "error", "fail", "unknown")  # fmt: skip
 CODE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 # Examples could only show how to break Lynx, or need a model and torch to trace it.
-WITHOUT_EXAMPLES = ("Bugs in Lynx", "Capture")
+WITHOUT_EXAMPLES = ("Bugs in Lynx", "Capture", "Processes")
 
 
 def blocks(text: str, language: str) -> list[str]:

@@ -27,6 +27,7 @@ PRIVATE_TORCH = r"\btorch(?!\.ops\b)(\.\w+)*\._(?!_version__)\w+"
 # One module for each layer that holds torch: a lower one may not import `lynx.compat`.
 MAY_USE_PRIVATE_TORCH = (
     "lynx/compat.py",
+    "lynx/distribution/torch_internals.py",
     "backends/reference/torch_internals.py",
     "runtime/torch_internals.py",
 )

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from lynx.ir.sharding import Mesh, Sharding
+from lynx.ir.sharding import Mesh, Sharding, Split
 
 from .groups import Groups
-from .meshes import piece_sizes
+from .meshes import members, piece_sizes
 
 
 def whole(
@@ -28,7 +28,21 @@ def whole(
         if split.axes:
             sizes = piece_sizes(split, int(shape[dim]), groups.mesh)
             part = groups.group(split.axes).all_gather(part, dim, sizes, where=where)
+            if split.groups:
+                places = [
+                    place
+                    for member in members(split.axes, groups.mesh)
+                    for place in _places(split, int(shape[dim]), groups.mesh, member)
+                ]
+                order = sorted(range(len(places)), key=places.__getitem__)
+                part = part.index_select(dim, torch.tensor(order, device=part.device))
     return part
+
+
+def _places(split: Split, size: int, mesh: Mesh, coordinates: dict[str, int]) -> list[int]:
+    """Return the indices along a dimension that a device holds, in order."""
+    blocks = split.blocks(size, mesh, coordinates)
+    return [place for start, length in blocks for place in range(start, start + length)]
 
 
 def piece(
@@ -38,7 +52,10 @@ def piece(
     if sharding is None or not any(sharding.dims):
         return tensor
     for dim, split in enumerate(sharding.splits):
-        if split.axes:
+        if split.groups:
+            places = _places(split, int(tensor.shape[dim]), mesh, coordinates)
+            tensor = tensor.index_select(dim, torch.tensor(places, device=tensor.device).long())
+        elif split.axes:
             start, length = split.part(int(tensor.shape[dim]), mesh, coordinates)
             tensor = tensor.narrow(dim, start, length)
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from .callers import place_in_model
 from .failures import CommunicationError, silent_ranks
 from .meshes import coordinates_of, mesh_of
 
@@ -248,6 +249,7 @@ class Group:
             if silent
             else "all ranks of the group answer"
         )
+        where = where or place_in_model()
         place = f" for {where}" if where else ""
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         message = (

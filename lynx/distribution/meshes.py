@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -81,7 +81,7 @@ def placements_of(
         except ShardingError as error:
             raise CompileError("no-placement", f"{sharding}: {error.reason}") from None
         places = [mesh.names.index(axis) for axis in plain.axes]
-        if plain.unit != 1 or places != sorted(places):
+        if plain != Split(plain.axes) or places != sorted(places):
             raise CompileError(
                 "no-placement", f"DTensor has no placements for {sharding} of {list(shape)}"
             )
@@ -111,10 +111,10 @@ def piece_sizes(split: Split, size: int, mesh: Mesh) -> tuple[int, ...]:
     """Return the lengths of all pieces along a dimension, in row-major order of the axes."""
     if split == WHOLE:
         return (size,)
-    sizes: list[int] = []
-    for number in range(math.prod(mesh.size(axis) for axis in split.axes)):
-        place: dict[str, int] = {}
-        for axis in reversed(split.axes):
-            number, place[axis] = divmod(number, mesh.size(axis))
-        sizes.append(split.part(size, mesh, place)[1])
-    return tuple(sizes)
+    return tuple(split.part(size, mesh, place)[1] for place in members(split.axes, mesh))
+
+
+def members(axes: Sequence[str], mesh: Mesh) -> list[dict[str, int]]:
+    """Return the places along axes of all members of a group, in row-major order."""
+    ranges = (range(mesh.size(axis)) for axis in axes)
+    return [dict(zip(axes, place, strict=True)) for place in itertools.product(*ranges)]
