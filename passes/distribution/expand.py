@@ -20,6 +20,7 @@ from lynx.passes.decompose_build import total, wide
 from lynx.passes.rewrite import NoMatch, Rule, rewrite, rule
 
 from .alternatives import alternative
+from .blocks import join_equal_blocks, slice_whole_block
 from .propagate import Layouts
 from .shared_heads import cuts_groups, repeat_shared_heads, repeat_shared_heads_backward
 
@@ -66,6 +67,8 @@ EXPANSIONS: tuple[Rule, ...] = (
     expand_dropout,
     repeat_shared_heads,
     repeat_shared_heads_backward,
+    slice_whole_block,
+    join_equal_blocks,
 )
 _KINDS = tuple(kind for one in EXPANSIONS for kind in one.kinds)
 
