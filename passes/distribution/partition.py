@@ -25,8 +25,8 @@ from .annotations import Annotations
 from .pending import Pending
 from .propagate import Layouts
 from .redistribute import Redistribution, Step
-from .sums import leave_in_parts
 from .strategy import Strategist, operand_sharding, space_of
+from .sums import leave_in_parts
 
 
 def partition(graph: Graph, layouts: Layouts, annotations: Annotations) -> Graph:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 Made = tuple[nn.Module, Mapping[str, Any] | Sequence[Any]]

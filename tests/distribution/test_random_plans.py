@@ -1,0 +1,64 @@
+"""Models of our own on random meshes by random plans: the numbers of one device, always."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+
+from lynx.ir.sharding import Mesh
+from tests.distribution.harness import Captured, capture, check, collectives
+from tests.distribution.models import MADE, transformer
+from tests.distribution.random_plans import random_mesh, random_plan
+
+SWEEP = 40
+"""How many plans of each model a thorough run tries."""
+
+
+@functools.cache
+def captured(name: str) -> Captured:
+    model, inputs = MADE[name]()
+    return capture(model, inputs)
+
+
+def try_plan(one: Captured, seed: int) -> None:
+    source = random.Random(seed)
+    mesh = random_mesh(source)
+    check(one, mesh, random_plan(source, one.forward.graph, one.forward.inputs, mesh))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_plan(name: str) -> None:
+    try_plan(captured(name), seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MADE)
+def test_many_plans(name: str) -> None:
+    for seed in range(SWEEP):
+        try_plan(captured(name), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["uneven gpt", "conv net", "odd"])
+def test_inference(name: str) -> None:
+    model, inputs = MADE[name]()
+    one = capture(model.eval(), inputs, train=False)
+    for seed in range(SWEEP):
+        try_plan(one, seed)
+
+
+@functools.cache
+def large_vocabulary() -> Captured:
+    model, inputs = transformer(vocabulary=1021, layers=1, batch=5, length=3)
+    return capture(model, inputs)
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 6, 7])
+def test_vocabularies_that_devices_do_not_divide(devices: int) -> None:
+    plan = {"tokens.weight": "tp, _", "head.weight": "tp, _"}
+    laid = check(large_vocabulary(), Mesh("mesh", (("tp", devices),)), plan)
+    assert laid.backward is not None
+    found = collectives(laid.forward.graph) | collectives(laid.backward.graph)
+    assert set(found) == {"all_reduce tp"}
