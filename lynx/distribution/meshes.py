@@ -12,6 +12,8 @@ from lynx.ir.errors import CompileError, UsageError
 from lynx.ir.shard_rules import ShardingError, normal_split
 from lynx.ir.sharding import WHOLE, Mesh, Sharding, Split, sharding_of
 
+from .torch_internals import block_shard, blocks_of
+
 
 def mesh_of(device_mesh: DeviceMesh) -> Mesh:
     """Return the mesh of a `DeviceMesh`; dimensions without a name are called d0, d1 and so on."""
@@ -48,18 +50,31 @@ def sharding_of_placements(
     `UsageError` for placements that cut in another order, or in a way of their own.
     """
     mesh = mesh_of(device_mesh)
-    axes: list[tuple[str, ...]] = [()] * rank
-    for name, placement in zip(mesh.names, placements, strict=True):
+    splits = [WHOLE] * rank
+    # From the last mesh dimension to the first: one that cuts blocks cuts what later ones leave.
+    for name, placement in reversed(list(zip(mesh.names, placements, strict=True))):
         if placement.is_partial() or placement.is_replicate():
             continue
-        if type(placement) is not Shard:
+        groups = blocks_of(placement)
+        if groups is None:
             raise UsageError(
                 "strange-placement",
                 f"a tensor lies on '{name}' by {placement}, expected Shard, Replicate or Partial",
             )
-        dim = placement.dim + rank if placement.dim < 0 else placement.dim
-        axes[dim] = (*axes[dim], name)
-    return sharding_of(tuple(map(Split, axes)), (), mesh)
+        dim = placement.dim + rank if placement.dim < 0 else placement.dim  # type: ignore[attr-defined]  # both kinds have one
+        splits[dim] = _cut_before(splits[dim], name, groups, mesh)
+    return sharding_of(tuple(splits), (), mesh)
+
+
+def _cut_before(later: Split, axis: str, groups: int, mesh: Mesh) -> Split:
+    """Return the split where an axis cuts before those of later mesh dimensions do."""
+    if groups == 1:
+        return Split((axis, *later.axes), 1, (1, *later.groups) if later.groups else ())
+    if not later.axes:
+        return Split((axis,), 1, (groups,))
+    if groups == mesh.size(*later.axes) and not later.groups:
+        return Split((*later.axes, axis))  # each of the pieces that the later ones cut
+    raise UsageError("strange-placement", f"'{axis}' cuts {groups} blocks before '{later}' does")
 
 
 def whole_placements(placements: Sequence[Placement]) -> tuple[Placement, ...]:
@@ -80,13 +95,31 @@ def placements_of(
             plain = normal_split(split, int(shape[dim]), mesh)
         except ShardingError as error:
             raise CompileError("no-placement", f"{sharding}: {error.reason}") from None
-        places = [mesh.names.index(axis) for axis in plain.axes]
-        if plain != Split(plain.axes) or places != sorted(places):
+        cuts = _placed(plain, dim, int(shape[dim]), mesh)
+        if cuts is None:
             raise CompileError(
                 "no-placement", f"DTensor has no placements for {sharding} of {list(shape)}"
             )
-        found |= {axis: Shard(dim) for axis in plain.axes}
+        found |= cuts
     return tuple(found.values())
+
+
+def _placed(split: Split, dim: int, size: int, mesh: Mesh) -> dict[str, Placement] | None:
+    """Return the placements for a dimension; None if there are none that cut so."""
+    if split.unit != 1:
+        return None
+    places = [mesh.names.index(axis) for axis in split.axes]
+    if split.groups:
+        return {split.axes[0]: block_shard(dim, split.groups[0])} if len(places) == 1 else None
+    if places == sorted(places):
+        return {axis: Shard(dim) for axis in split.axes}
+    # The last axis stands before the others in the mesh: it cuts each of their pieces, if even.
+    *outer, last = split.axes
+    if places[:-1] != sorted(places[:-1]) or places[-1] > min(places[:-1]):
+        return None
+    if size % mesh.size(*split.axes):
+        return None
+    return {last: block_shard(dim, mesh.size(*outer))} | {axis: Shard(dim) for axis in outer}
 
 
 def is_placeable(sharding: Sharding, shape: Sequence[int], device_mesh: DeviceMesh) -> bool:

@@ -14,8 +14,9 @@ import torch.distributed
 import torch.distributed.distributed_c10d
 import torch.fx
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
 
 
 def default_store() -> Any:
@@ -85,3 +86,15 @@ def output_descriptors(module: torch.fx.GraphModule) -> list[str]:
 
 def _expression(descriptor: Any) -> str:
     return "" if descriptor is None else str(descriptor.expr())
+
+
+def block_shard(dim: int, blocks: int) -> Placement:
+    """Return the placement of which each device has a piece of each of several equal blocks."""
+    return _StridedShard(dim, split_factor=blocks)
+
+
+def blocks_of(placement: Placement) -> int | None:
+    """Return how many blocks a placement cuts each of; None if it cuts in another way."""
+    if type(placement) is _StridedShard:
+        return int(placement.split_factor)
+    return 1 if type(placement) is Shard else None

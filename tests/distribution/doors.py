@@ -16,10 +16,17 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import lynx
 from lynx.distribution.agreement import Agreement
 from lynx.distribution.failures import CommunicationError
+from lynx.distribution.gathering import piece
+from lynx.distribution.gathering import whole as gathered_whole
 from lynx.distribution.groups import Groups
-from lynx.distribution.meshes import mesh_of, piece_sizes
+from lynx.distribution.meshes import (
+    mesh_of,
+    piece_sizes,
+    placements_of,
+    sharding_of_placements,
+)
 from lynx.distribution.step import groups_of
-from lynx.ir.sharding import Split
+from lynx.ir.sharding import Split, parse_sharding
 from lynx.records import RECORDS
 from lynx.settings import read_settings
 
@@ -392,3 +399,20 @@ def dies() -> tuple[str, float]:
         except Exception as error:
             return f"{type(error).__name__}: {error}", time.monotonic() - start
     raise AssertionError("nobody noticed")
+
+
+def cuts_within_blocks() -> None:
+    """Placements of blocks: what we cut is what DTensor puts together, and the way back."""
+    grid = mesh(("dp", 2), ("tp", 2))
+    groups = groups_of(grid, read_settings({}))
+    given = torch.arange(24.0 * 3).reshape(24, 3)
+    for text in ("tp of 3, _", "dp of 2, tp", "(tp, dp), _", "(dp, tp), _", "_, tp", "(tp, dp), _"):
+        sharding = parse_sharding(text, groups.mesh)
+        placements = placements_of(sharding, given.shape, grid)
+        assert sharding_of_placements(placements, 2, grid) == sharding, text
+        part = piece(given, sharding, groups.mesh, groups.coordinates)
+        spread = DTensor.from_local(
+            part, grid, placements, run_check=False, shape=given.shape, stride=given.stride()
+        )
+        assert torch.equal(spread.full_tensor(), given), text
+        assert torch.equal(gathered_whole(part, sharding, given.shape, groups, text), given), text

@@ -76,6 +76,10 @@ def test_collectives_on_four(four: Processes) -> None:
     four.run(doors.collectives)
 
 
+def test_cuts_within_blocks(four: Processes) -> None:
+    four.run(doors.cuts_within_blocks)
+
+
 def test_wrong_uses(two: Processes) -> None:
     (said, _) = two.run(doors.wrong_uses)
     codes = [text.partition("error[")[2].partition("]")[0] for text in said]
