@@ -27,9 +27,15 @@ def whole(
     for dim, split in enumerate(sharding.splits):
         if split.axes:
             sizes = piece_sizes(split, int(shape[dim]), groups.mesh)
-            part = groups.group(split.axes).all_gather(part, dim, sizes, where)
+            part = groups.group(split.axes).all_gather(part, dim, sizes, where=where)
             if split.groups:
-                part = _in_order(part, dim, split, groups.mesh)
+                places = [
+                    place
+                    for member in members(split.axes, groups.mesh)
+                    for place in _places(split, int(shape[dim]), groups.mesh, member)
+                ]
+                order = sorted(range(len(places)), key=places.__getitem__)
+                part = part.index_select(dim, torch.tensor(order, device=part.device))
     return part
 
 
@@ -37,17 +43,6 @@ def _places(split: Split, size: int, mesh: Mesh, coordinates: dict[str, int]) ->
     """Return the indices along a dimension that a device holds, in order."""
     blocks = split.blocks(size, mesh, coordinates)
     return [place for start, length in blocks for place in range(start, start + length)]
-
-
-def _in_order(gathered: torch.Tensor, dim: int, split: Split, mesh: Mesh) -> torch.Tensor:
-    """Return the whole, of which each member gave its pieces of several blocks."""
-    size = int(gathered.shape[dim])
-    rows = [
-        torch.arange(start, start + length)
-        for place in members(split.axes, mesh)
-        for start, length in split.blocks(size, mesh, place)
-    ]
-    return torch.empty_like(gathered).index_copy_(dim, torch.cat(rows), gathered)
 
 
 def piece(
@@ -61,9 +56,8 @@ def piece(
             places = _places(split, int(tensor.shape[dim]), mesh, coordinates)
             tensor = tensor.index_select(dim, torch.tensor(places, device=tensor.device).long())
         elif split.axes:
-            blocks = split.blocks(int(tensor.shape[dim]), mesh, coordinates)
-            pieces = [tensor.narrow(dim, start, length) for start, length in blocks]
-            tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+            start, length = split.part(int(tensor.shape[dim]), mesh, coordinates)
+            tensor = tensor.narrow(dim, start, length)
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
