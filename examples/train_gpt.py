@@ -167,11 +167,13 @@ def race(options: argparse.Namespace, names: Sequence[str]) -> list[Contestant]:
 
 
 def show_progress(done: int, steps: int, contestants: Sequence[Contestant]) -> None:
-    """Draw a bar on a terminal; say nothing in a log."""
+    """Draw a bar on a terminal; in a log, write ten lines."""
+    losses = "  ".join(f"{c.name} {c.losses[-1]:.3f}" for c in contestants)
     if not sys.stdout.isatty():
+        if done == 1 or done * 10 // steps > (done - 1) * 10 // steps:
+            print(f"step {done}/{steps}  loss: {losses}", flush=True)
         return
     bar = "#" * (30 * done // steps)
-    losses = "  ".join(f"{c.name} {c.losses[-1]:.3f}" for c in contestants)
     end = "\n" if done == steps else ""
     print(f"\r[{bar:<30}] {done}/{steps}  loss: {losses}\033[K", end=end, flush=True)
 
@@ -248,7 +250,7 @@ def report(options: argparse.Namespace, contestants: Sequence[Contestant]) -> No
     first, warm = contestants[0], min(3, options.steps - 1)
     print(f"\nloss over {options.steps} steps ('*': all the same)\n{chart(contestants)}\n")
     titles = zip(("loss", "first step", "step", "speed", "tensors", "process"), WIDTHS, strict=True)
-    print(" " * 10 + "".join(f"{title:>{width}}" for title, width in titles))
+    print(" " * 10 + "".join(f"{title:>{width}}" for title, width in titles), flush=True)
     for contestant in contestants:
         pairs = zip(first.seconds[warm:], contestant.seconds[warm:], strict=True)
         cells = (
@@ -304,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     names = options.compare.split(",")
     size = sum(p.numel() for p in make_model(options).parameters())
-    print(f"a GPT of {size:,} parameters on the standard library's source")
+    print(f"a GPT of {size:,} parameters on the standard library's source", flush=True)
     report(options, race(options, names))
 
 

@@ -12,9 +12,11 @@ python -m lynx settings
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +38,7 @@ from lynx.runtime import build
 
 from .cache import MEBIBYTE, DiskStore, describe_cache
 from .generators import generator_of, target_of
-from .inputs import random_inputs
+from .inputs import random_inputs, random_resources
 from .pass_context import pass_context
 from .settings import describe, read_settings
 
@@ -69,8 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "-p", "--pipeline", help="default: default; a program runs as it is, without further passes"
     )
-    run.add_argument("--inputs", metavar="FILE", help="a list of tensors, saved by torch.save")
-    run.add_argument("--resources", metavar="FILE", help="a dict of tensors, saved by torch.save")
+    run.add_argument(
+        "--inputs",
+        metavar="FILE",
+        help="a list of tensors, saved by torch.save; random ones do not fit together as what "
+        "backward takes from forward does",
+    )
+    run.add_argument("--resources", metavar="FILE", help="a dict of constants, saved by torch.save")
     run.add_argument("--seed", type=int, default=0, help="for random inputs")
     run.add_argument("--symbols", default="", help="sizes for random inputs, as s0=8,s1=3")
     run.add_argument("--source", action="store_true", help="print the generated Python")
@@ -118,6 +125,8 @@ def _graph_of(module: Graph | Program) -> Graph:
 
 def _run(options: argparse.Namespace) -> None:
     module = _read(options.file, options.resources)
+    if options.resources is None:
+        module = _with_resources(module, random_resources(_graph_of(module), options.seed))
     graph = _graph_of(module)
     symbols = _symbols(options.symbols)
     inputs = torch.load(options.inputs) if options.inputs else None
@@ -148,6 +157,13 @@ def _run(options: argparse.Namespace) -> None:
     ):
         print(f"output {index}: {_summary(output, ours, theirs)}")
     print(executable.memory_report)
+
+
+def _with_resources(module: Graph | Program, resources: Mapping[str, Any]) -> Graph | Program:
+    if isinstance(module, Program):
+        graph = dataclasses.replace(module.graph, resources=resources)
+        return dataclasses.replace(module, graph=graph)
+    return dataclasses.replace(module, resources=resources)
 
 
 def _pipeline_to_run(module: Graph | Program, text: str | None) -> Pipeline:

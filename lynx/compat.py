@@ -1,4 +1,7 @@
-"""All contact with torch APIs that are private or differ between versions 2.11 and 2.14."""
+"""The torch APIs of this package that are private or differ between versions 2.11 and 2.14.
+
+What other packages need of the kind is in their `torch_internals`.
+"""
 
 from __future__ import annotations
 

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from lynx.compat import eager_backward_compilation, graph_break_reasons
+from lynx.ir.location import UNKNOWN
 from lynx.ir.ops.aten import Aten
 from lynx.passes import Remark
+from lynx.passes.plan_memory import format_count
 
 from .attention_sites import AttentionSite, attention_sites
 from .backend import lynx
@@ -51,7 +53,8 @@ class Explanation:
         return [site for record in self.graphs for site in attention_sites(record)]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.graphs)} graphs, {len(self.breaks)} graph breaks"]
+        breaks = format_count(len(self.breaks), "graph break")
+        lines = [f"{format_count(len(self.graphs), 'graph')}, {breaks}"]
         lines += [f"  break: {reason.splitlines()[0]} ({place})" for reason, place in self.breaks]
         for record in self.graphs:
             lines += ["", *_describe(record)]
@@ -59,10 +62,10 @@ class Explanation:
             lines += ["", "attention:", *(f"  {site}" for site in self.attention)]
         if self.fallbacks:
             lines += ["", "left to torch:"]
-            lines += [f"  {op:<40} {reason} ({place})" for op, reason, place in self.fallbacks]
+            lines += [f"  {op:<40} {reason}{_at(place)}" for op, reason, place in self.fallbacks]
         if self.remarks:
             lines += ["", "remarks:"]
-            lines += [f"  {r.subject}: {r.message} ({r.loc})" for r in self.remarks]
+            lines += [f"  {r.subject}: {r.message}{_at(str(r.loc))}" for r in self.remarks]
         return "\n".join(lines)
 
 
@@ -84,6 +87,10 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     return Explanation(graphs, breaks)
 
 
+def _at(place: str) -> str:
+    return "" if place == str(UNKNOWN) else f" ({place})"
+
+
 def _describe(record: CompiledGraph) -> list[str]:
     if record.fallback:
         return [f"{record.name}: run by torch, since {record.fallback}"]
@@ -91,7 +98,8 @@ def _describe(record: CompiledGraph) -> list[str]:
     before = Counter(op.name for op in record.imported.ops)
     steps = record.program.ops
     lines = [
-        f"{record.name}: {len(record.imported.ops)} ops imported, {len(steps)} ops run, "
+        f"{record.name}: {format_count(len(record.imported.ops), 'op')} imported, "
+        f"{format_count(len(steps), 'op')} run, "
         f"{record.seconds['total'] * 1e3:.0f} ms",
         "  ops by kind: " + ", ".join(f"{name} {n}" for name, n in before.most_common()),
     ]

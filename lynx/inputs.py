@@ -1,17 +1,18 @@
-"""Random inputs for a graph that was read from text."""
+"""Random inputs and constants for a graph that was read from text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from lynx.backends.reference.dtypes import torch_dtype
 from lynx.ir import Graph
-from lynx.ir.core import InputSpec
+from lynx.ir.core import Foreign, InputSpec
 from lynx.ir.dims import Dim, evaluate
 from lynx.ir.errors import UsageError
+from lynx.ir.ops.aten import Aten, Resource
 from lynx.ir.types import ScalarType, TensorType
 
 
@@ -36,6 +37,29 @@ def random_inputs(
             message = f"input %{value.name} is {value.type}; give it with saved inputs"
             raise UsageError("no-random-input", message)
     return inputs
+
+
+def random_resources(graph: Graph, seed: int = 0) -> dict[str, Any]:
+    """Return tensors for the constants that a graph names, drawn as inputs are.
+
+    `UsageError` for what is no tensor, such as a function that an op calls.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    resources: dict[str, Any] = {}
+    for op in graph.ops:
+        if isinstance(op, Resource) and op.key not in resources:
+            resources[op.key] = _tensor(op.infer(), InputSpec(), {}, generator)
+        for name in _foreign((op.arguments, op.keywords)) if isinstance(op, Aten) else ():
+            message = f"resource '{name}' of '{op.target}' is no tensor; give it with --resources"
+            raise UsageError("no-random-input", message)
+    return resources
+
+
+def _foreign(item: Any) -> Iterator[str]:
+    if isinstance(item, Foreign) and item.kind == "resource":
+        yield item.text
+    for part in item if isinstance(item, tuple) else ():
+        yield from _foreign(part)
 
 
 def _size(lower: int | None, upper: int | None) -> int:

@@ -15,7 +15,7 @@ from lynx.ir.native import (
     ProductCall,
 )
 from lynx.ir.ops.fusion import Fused
-from lynx.passes.plan_memory import format_bytes
+from lynx.passes.plan_memory import format_bytes, format_count
 from lynx.runtime import NativeProgram
 
 _PLACES = 3
@@ -32,13 +32,16 @@ def describe_native(native: NativeProgram) -> Iterator[str]:
         kernels = sum(isinstance(call, KernelCall) for call in calls)
         products = sum(isinstance(call, ProductCall) for call in calls)
         rest = len(calls) - kernels - products
-        attentions = f", {rest} attentions" if rest else ""
-        yield f"{placed.segment.name}: {kernels} kernels, {products} products{attentions}"
+        counts = [format_count(kernels, "kernel"), format_count(products, "product")]
+        if rest:
+            counts.append(format_count(rest, "attention"))
+        yield f"{placed.segment.name}: {', '.join(counts)}"
         for index, call in zip(placed.steps, calls, strict=True):
             op = native.program.steps[index].op
             yield f"  {_describe(call)}{_place(op)}"
     if native.launched:
-        yield f"{len(native.launched)} launches of {len(native.kernels)} kernels"
+        launches = format_count(len(native.launched), "launch")
+        yield f"{launches} of {format_count(len(native.kernels), 'kernel')}"
     for index, (step, _) in native.launched.items():
         attention = step.request.attention
         kernel = step.kernels[0]

@@ -1,9 +1,9 @@
-"""Bring a Dynamo graph to one spelling per operation, before autograd: where recognisers will sit.
+"""Bring a Dynamo graph to one spelling per operation, which is what recognisers then look at.
 
-Users write the same thing in many ways: `x @ y`, `torch.matmul(x, y)`, `x.matmul(y)`. A
-recogniser that runs before autograd should see one of them. Only the spelling changes: a node is
-renamed when both names are bound to the same implementation with the same signature, never when an
-argument would have to be moved or a default be filled in.
+Users write the same thing in many ways: `x @ y`, `torch.matmul(x, y)`, `x.matmul(y)`.
+Recognisers run after this and before autograd, and see one of them. Only the spelling changes: a
+node is renamed when both names are bound to the same implementation with the same signature, never
+when an argument would have to be moved or a default be filled in.
 """
 
 from __future__ import annotations

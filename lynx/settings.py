@@ -63,7 +63,9 @@ class Settings:
         "1: what was compiled, 2: passes with times and op counts, 3: IR after each change, "
         "4: generated source",
     )
-    dump_dir: str = _setting("", "LYNX_DUMP_DIR", "write one text file per graph and pass there")
+    dump_dir: str = _setting(
+        "", "LYNX_DUMP_DIR", "write a text file there for each graph and pass that changed it"
+    )
     reproducer_dir: str = _setting(
         "",
         "LYNX_REPRODUCER_DIR",
@@ -161,10 +163,14 @@ def _user_cache_folder(environment: Mapping[str, str]) -> str:
 def describe() -> str:
     """Return a table of all settings: name, environment name, default and meaning."""
     rows = [
-        f"{s.name:<15} {s.metadata['environment']:<20} {s.default!r:<10} {s.metadata['help']}"
+        (s.name, s.metadata["environment"], repr(s.default), s.metadata["help"])
         for s in dataclasses.fields(Settings)
     ]
-    return "\n".join(rows)
+    first, second, third, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join(
+        f"{name:<{first}}  {environment:<{second}}  {default:<{third}}  {help_}"
+        for name, environment, default, help_ in rows
+    )
 
 
 def suggest(word: str, known: Mapping[str, Any] | list[str]) -> str:

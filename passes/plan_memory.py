@@ -72,11 +72,11 @@ def _placed(step: Step, places: Mapping[Value, Placement]) -> Step:
 
 
 def _describe(group: BufferGroup, packing: Packing) -> str:
-    kind = "kept for backward" if group.saved else "temporary"
-    return (
-        f"{len(group.buffers)} {kind} buffers on {group.device} in {packing.peak} bytes "
-        f"(at least {packing.lower_bound})"
-    )
+    count = len(group.buffers)
+    held = format_count(count, "temporary buffer")
+    if group.saved:
+        held = f"{format_count(count, 'buffer')} kept for backward"
+    return f"{held} on {group.device} in {packing.peak} bytes (at least {packing.lower_bound})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,9 @@ class ArenaReport:
     def __str__(self) -> str:
         kind = "saved for backward" if self.saved else "arena"
         head = (
-            f"{kind} on {self.device}: {format_bytes(self.peak)} for {self.buffers} buffers, "
-            f"lower bound {format_bytes(self.lower_bound)} ({self.fragmentation:.1%} lost), "
-            f"without reuse {format_bytes(self.naive)}"
+            f"{kind} on {self.device}: {format_bytes(self.peak)} for "
+            f"{format_count(self.buffers, 'buffer')}, lower bound {format_bytes(self.lower_bound)} "
+            f"({self.fragmentation:.1%} lost), without reuse {format_bytes(self.naive)}"
         )
         return "\n".join([head, *(f"  {buffer}" for buffer in self.largest)])
 
@@ -193,7 +193,8 @@ class MemoryReport:
     def __str__(self) -> str:
         lines = [str(arena) for arena in self.arenas]
         if self.symbolic:
-            lines.append(f"{self.symbolic} arenas are planned when their sizes are known")
+            count = format_count(self.symbolic, "arena")
+            lines.append(f"{count} to be planned when sizes are known")
         counts = ", ".join(f"{word} {count}" for word, count in self.placements.items())
         return "\n".join([*lines, f"results: {counts}"])
 
@@ -257,6 +258,12 @@ def _fullest_step(lives: Sequence[Lifetime]) -> int:
 def _large(size: int, value: Value) -> LargeBuffer:
     assert value.op is not None, value
     return LargeBuffer(size, str(value.type), value.op.name, value.op.loc)
+
+
+def format_count(count: int, noun: str) -> str:
+    """Return a number of things: `1 buffer`, `2 buffers`, `0 launches`."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{'' if count == 1 else plural}"
 
 
 def format_bytes(size: int) -> str:

@@ -24,8 +24,8 @@ from tests.tools.op_table import PAGE, updated
 from tests.tools.tree import ROOT, modules
 
 ERRORS = ROOT / "docs/errors.md"
-RAISERS = ("__init__", "CommunicationError", "CompileError", "InternalError", "Mistake", "ShardingError", "TextError",
-           "UsageError", "_error", "error", "fail", "unknown")  # fmt: skip
+RAISERS = ("__init__", "CommunicationError", "CompileError", "InternalError", "Mistake",
+           "ShardingError", "TextError", "UsageError", "_error", "error", "fail", "unknown")  # fmt: skip
 CODE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 # Examples could only show how to break Lynx, or need a model and torch to trace it.
 WITHOUT_EXAMPLES = ("Bugs in Lynx", "Capture", "Processes")
@@ -42,9 +42,8 @@ def test_ir_page_is_up_to_date() -> None:
 
 def test_ir_page_has_valid_examples() -> None:
     examples = blocks(PAGE.read_text(encoding="utf-8"), "lynx")
-    text = examples[0]
     (code,) = blocks(PAGE.read_text(encoding="utf-8"), "python")
-    exec(code, {"text": text})
+    exec(code, {})
     assert len(examples) == 3
     for example in examples:
         graph = parse_graph(example)

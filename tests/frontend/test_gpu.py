@@ -252,4 +252,4 @@ def test_sums_in_a_fixed_order_where_torch_is_told_so() -> None:
 
 def test_explain() -> None:
     text = str(lynx.explain(lambda x: torch.relu(x).exp(), torch.randn(3, 8, device=DEVICE)))
-    assert "1 launches of 1 kernels" in text
+    assert "1 launch of 1 kernel" in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,8 @@ import lynx.compiler
 from lynx.__main__ import main
 from lynx.passes import PASSES, PassContext
 from lynx.records import RECORDS
-from lynx.settings import describe, read_settings
+from lynx.settings import Settings, describe, read_settings
+from tests.conftest import run_file
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +93,58 @@ def test_dumps_can_be_fed_back(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "fresh" in shown
 
 
+class Constants(nn.Module):
+    """A constant that no text holds, memory that is used twice, numbers that are drawn."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.tensor([float(i) for i in range(40)])
+        return nn.functional.dropout((x.softmax(-1) * scale).cumsum(0), 0.5) @ x.mT
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_every_dump_runs_and_is_a_test(
+    dynamic: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"dump_dir": str(tmp_path)}
+    compiled = torch.compile(Constants(), backend="lynx", options=options, dynamic=dynamic)
+    compiled(torch.randn(6, 40))
+    files = sorted(tmp_path.glob("*/*.lynx"))
+    assert "20-lower.lynx" in [path.name for path in files]
+    for path in files:
+        assert run_file(path, path.read_text()) == []
+        assert main(["run", str(path)]) == 0
+        shown = capsys.readouterr().out
+        (off,) = re.findall("off from the reference by (.*)", shown)
+        assert float(off) < 1e-3, path
+        assert "arena" in shown
+
+
+def test_further_passes_on_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"dump_dir": str(tmp_path)}
+    torch.compile(Constants(), backend="lynx", options=options)(torch.randn(6, 40))
+    (lowered,) = tmp_path.glob("*/*-lower.lynx")
+    assert "  arena cpu: " not in lowered.read_text()
+    assert main(["opt", str(lowered)]) == 0
+    assert "  arena cpu: " in capsys.readouterr().out
+    assert main(["opt", str(lowered), "-p", "cse"]) == 1
+    assert "'cse' requires a graph" in capsys.readouterr().err
+    (given,) = tmp_path.glob("*/00-input.lynx")
+    assert main(["run", str(given), "-p", "cse"]) == 1
+    assert "'run' takes a pipeline that lowers to a program" in capsys.readouterr().err
+
+
+def test_a_function_that_no_text_holds_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "graph.lynx"
+    path.write_text(
+        'graph @f(%x: f32[2]) {\n  %0 = aten @higher_order(#resource("body"), %x) : f32[2]\n'
+        "  return %0\n}\n"
+    )
+    assert main(["run", str(path)]) == 1
+    assert "resource 'body' of 'higher_order' is no tensor" in capsys.readouterr().err
+
+
 def test_command_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["opt", str(tmp_path / "missing.lynx")]) == 1
     assert "cannot read" in capsys.readouterr().err
@@ -100,9 +155,20 @@ def test_command_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "broken.lynx:2" in shown
     assert "did you mean" in shown
     assert "^" in shown
-    for command in ("settings", "passes"):
-        assert main([command]) == 0
+    assert main(["passes"]) == 0
     assert "canonicalize" in capsys.readouterr().out
+
+
+def test_settings_stand_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settings"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(dataclasses.fields(Settings))
+    assert len({line.index("  LYNX_") for line in lines}) == 1
+    starts = {
+        line.index(s.metadata["help"])
+        for line, s in zip(lines, dataclasses.fields(Settings), strict=True)
+    }
+    assert len(starts) == 1
 
 
 class Model(nn.Module):
@@ -130,6 +196,10 @@ def test_explain() -> None:
     assert any(target == "aten.linalg_matrix_exp.default" for target, _, _ in explanation.fallbacks)
     assert "layer_norm" in shown
     assert "arena on cpu" in shown
+    assert shown.startswith("4 graphs, 1 graph break\n")
+    assert "kept for backward on cpu" in shown
+    assert "unknown location" not in shown
+    assert not re.search(r"\b1 (\w+ )?(graphs|ops|buffers|kernels|products|attentions)\b", shown)
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -23,7 +23,7 @@ def test_segments_and_their_calls() -> None:
     result = fuse(builder, (product,), softmax)
     run = build(compiled(builder.build((result,))), call_of, native=Interpreter())
     lines = list(describe_native(run.native))
-    assert lines[0] == "segment_0: 2 kernels, 1 products"
+    assert lines[0] == "segment_0: 2 kernels, 1 product"
     assert lines[1] == "  mul over 48, 384 B  (model.py:3)"
     assert lines[2] == "  product of f32, 6 x 8 x 6  (model.py:4)"
     assert "over 6 x 6, 288 B  (model.py:5)" in lines[3]

@@ -194,7 +194,7 @@ def test_dumps_and_differences_of_passes(tmp_path: Path) -> None:
         observer.before(step, graph)
         observer.after(step, graph, changed, 0.0)
     texts = [path.read_text() for path in sorted(tmp_path.iterdir())]
-    assert texts == [TEXT, TEXT.replace("exp", "log")]
+    assert texts == [f"// RUN: verify\n{text}" for text in (TEXT, TEXT.replace("exp", "log"))]
     assert "-    %2 = exp %1 : f32[s0, 8]" in stream.getvalue()
 
 

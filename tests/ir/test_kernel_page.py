@@ -38,7 +38,7 @@ def test_example_is_valid_and_used() -> None:
     verify_kernel(kernel)
     assert print_kernel(kernel) == text.replace("s0*256", "256*s0")
     (code,) = blocks("python")
-    exec(code, {"text": text})
+    exec(code, {})
 
 
 def test_the_table_has_all_instructions() -> None:

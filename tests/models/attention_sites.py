@@ -146,7 +146,7 @@ Small models of Hugging Face's transformers, each with both of its implementatio
 inference and in training. A site is a call of `scaled_dot_product_attention`, or a softmax between
 two products, counted in Dynamo's graphs without the recogniser's help; a cell is what the
 recogniser found of them. Models with a `-` have no such implementation.
-`python -m tests.models.attention_sites --write` makes this page.
+`.venv/bin/python -m tests.models.attention_sites --write` makes this page.
 """
 
 

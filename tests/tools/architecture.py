@@ -3,8 +3,9 @@
     python -m tests.tools.architecture
     python -m tests.tools.architecture --write
 
-A new file is listed with the first line of its docstring, at the end of its folder's section; put
-the line where a reader would look for it, and its words are then yours.
+A new file is listed with the first line of its docstring, or of the comment of a grammar, at the
+end of its folder's section; put the line where a reader would look for it, and its words are then
+yours.
 """
 
 from __future__ import annotations
@@ -59,9 +60,11 @@ def update(text: str, files: Sequence[str]) -> str:
 def entry(path: str) -> str:
     """Return a file's line, from its docstring."""
     if not path.endswith(".py"):
-        return f"- `{path}`: a grammar."
-    docstring = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
-    summary = docstring.split("\n\n")[0].replace("\n", " ")
+        comment = (ROOT / path).read_text().removeprefix("// ").replace("\n// ", " ")
+        summary = re.split(r"[.;]\s", comment)[0] + "."
+    else:
+        docstring = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
+        summary = docstring.split("\n\n")[0].replace("\n", " ")
     return f"- `{path}`: {summary[:1].lower()}{summary[1:]}"
 
 
