@@ -23,8 +23,30 @@ relative to the largest number of the tensor, as a multiple of eager's own error
 the last place; eager's is the largest of four runs, in three of which the numbers of model and
 inputs are off by a unit in the last place. Compile times are those of the first step in a new
 process, without what later steps take; `trace` is torch's own part, measured with a back end that
-does nothing. Memory is the peak of a process with compiled caches beyond all libraries, `steps`
-after compiling is done."""
+does nothing."""
+
+MEMORY_LEGEND = """\
+Peaks in a process with compiled caches. `process` and `steps` are beyond what the process takes
+with all libraries loaded: `process` from making the model to the end of the second step, compiling
+included, `steps` during the three steps after those. Two spans of time with a peak each, so either
+can be the larger one: what is freed is not always given back to the system, and later steps can
+need more. `tensors` is what torch's allocator handed out during one step more, without what was
+there before it."""
+
+SPLIT_LEGEND = """\
+Three runs of one process. `step` is the least time of ten steps as they are. `outside` is what it
+takes beyond Lynx's programs, whose time the second run tells: torch's guards and its autograd. In
+the third run each kernel and product is compiled apart and timed, and so is each call of torch;
+columns are means of ten steps: matrix products and convolutions (`products`), attention
+(`attention`), all other generated kernels (`kernels`), other calls of torch (`torch`), making
+tensors (`allocation`), and what the generated Python takes besides (`host`). Timing costs time, and
+kernels lose what they share, so the parts need not add up to `step`. A limit is what generated
+kernels, and products between them, would take at the speed of a large product and of a copy of
+memory; calls of torch have none."""
+
+OLD_SPLIT_LEGEND = """\
+Rows without `attention` are older than its kernels: it is part of `products`, `kernels` and `torch`
+there, and convolutions that write into planned memory are part of `torch`."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +77,12 @@ def write_report(folder: Path, results: Results, machine: str) -> str:
     parts += _section("Speed of a step", _speed_rows(results))
     parts += _section("Geometric means of speed", _mean_rows(results))
     parts += _section("First step of a new process, seconds", _start_rows(results))
-    parts += _section("Peak memory, MB", _memory_rows(results))
-    parts += _section("Where a step of Lynx goes, ms", _split_rows(results))
+    parts += _section("Peak memory, MB", _memory_rows(results), MEMORY_LEGEND)
+    rows = _split_rows(results)
+    legend = (
+        f"{SPLIT_LEGEND}\n{OLD_SPLIT_LEGEND}" if any("" in row for row in rows) else SPLIT_LEGEND
+    )
+    parts += _section("Where a step of Lynx goes, ms", rows, legend)
     parts += _section("Failures", _failure_rows(results))
     text = "\n".join(parts)
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +94,7 @@ def write_report(folder: Path, results: Results, machine: str) -> str:
     return text
 
 
-def _section(title: str, rows: list[list[str]]) -> list[str]:
+def _section(title: str, rows: list[list[str]], legend: str = "") -> list[str]:
     if len(rows) < 2:
         return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -80,7 +106,7 @@ def _section(title: str, rows: list[list[str]]) -> list[str]:
         if index == 0:
             rules = [f":{'-' * (widths[0] - 1)}", *(f"{'-' * (w - 1)}:" for w in widths[1:])]
             lines.append(f"| {' | '.join(rules)} |")
-    return [f"## {title}", "", *lines, ""]
+    return [f"## {title}", "", *([legend, ""] if legend else []), *lines, ""]
 
 
 def _races(results: Results) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -218,7 +244,8 @@ def _split_rows(results: Results) -> list[list[str]]:
     for name, found in results.items():
         split = _of(found, "split", "lynx")
         if split is not None:
-            rows.append([name, *(f"{split.get(what, 0.0) * 1e3:.2f}" for what in SPLIT)])
+            cells = (f"{split[what] * 1e3:.2f}" if what in split else "" for what in SPLIT)
+            rows.append([name, *cells])
     return rows
 
 

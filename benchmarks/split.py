@@ -1,15 +1,17 @@
 """Where the time of a step goes: every kernel, product and call of torch timed, next to its limit.
 
 The segments of each program are compiled once more, every call a function of its own, and timed
-where they run; what the generated Python calls besides is timed too. The limit of a product, and of
-the products inside attention, is the rate of a large matrix product, that of a kernel the rate at
-which memory of that size is copied, both measured in the same process. Attention that may leave out
-keys is measured against the products of all of them.
+where they run; what the generated Python calls besides is timed too, and attention that torch
+computes counts as attention. The limit of a product, and of the products inside attention, is the
+rate of a large matrix product, that of a kernel the rate at which memory of that size is copied,
+both measured in the same process. Attention that may leave out keys is measured against the
+products of all of them. What torch computes has no limit.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +38,8 @@ from lynx.ir.native import (
 from lynx.records import RECORDS
 
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "mkldnn", "attention")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolve", "linear", "mkldnn")
+ATTENTION = ("attention", "attend")
 ALLOCATION = ("empty", "_take", "_give", "reinterpreted", "place", "restrided", "copied", "pack_")
 KINDS = ("products", "attention", "kernels", "torch")
 _LARGEST = 12
@@ -293,9 +296,21 @@ def _calls_of_torch() -> list[Timed]:
         names = record.executable._run.__globals__
         for name, item in list(names.items()):
             if callable(item) and not isinstance(item, Timed | type) and _kind(name):
-                names[name] = Timed(item, _kind(name), name)
+                label = _name_of(item, name)
+                names[name] = Timed(item, _kind(label) or "torch", label)
                 found.append(names[name])
     return found
+
+
+def _name_of(function: Any, name: str) -> str:
+    """Return the names of a partly applied function and of functions among its arguments.
+
+    Of all others the name in the program, which is their own.
+    """
+    if not isinstance(function, functools.partial):
+        return name
+    parts = [function.func, *filter(callable, function.args)]
+    return " ".join(getattr(part, "__name__", type(part).__name__) for part in parts)
 
 
 def _kind(name: str) -> str:
@@ -303,6 +318,8 @@ def _kind(name: str) -> str:
         return ""
     if any(part in name for part in ALLOCATION):
         return "allocation"
+    if any(part in name for part in ATTENTION):
+        return "attention"
     return "products" if any(part in name for part in PRODUCTS) else "torch"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -15,10 +16,13 @@ from benchmarks.devices import on_device
 from benchmarks.measure import Contestant, errors, exact
 from benchmarks.names import NAMES, TRAINING
 from benchmarks.plot import Bar, bar_chart
-from benchmarks.report import geometric_mean, ratio
-from benchmarks.split import where
+from benchmarks.report import SPLIT, geometric_mean, ratio, write_report
+from benchmarks.split import _kind, _name_of, where
 from benchmarks.suite import Run, jobs, parse
 from benchmarks.workloads import WORKLOADS
+from lynx.backends.reference.aten import _call_flat
+from lynx.backends.reference.attention import _attend
+from lynx.backends.reference.convolution import _convolve_into
 from tests.tools.tree import ROOT
 
 
@@ -102,6 +106,34 @@ def test_attention_is_a_kind_of_its_own() -> None:
     assert found["attention"] > 0
     assert found["attention_limit"] > 0
     torch._dynamo.reset()
+
+
+def test_calls_of_torch_are_told_apart() -> None:
+    found = {
+        label: _kind(label)
+        for function in (
+            functools.partial(_call_flat, torch.ops.aten.mm.default),
+            functools.partial(
+                _call_flat, torch.ops.aten._scaled_dot_product_attention_math.default
+            ),
+            functools.partial(_call_flat, torch.ops.aten.native_dropout.default),
+            functools.partial(_attend, None, ()),
+        )
+        for label in [_name_of(function, "partial_")]
+    }
+    assert list(found.values()) == ["products", "attention", "torch", "attention"], found
+    assert _kind(_name_of(_convolve_into, "_convolve_into")) == "products"
+
+
+def test_legends_say_what_columns_are(tmp_path: Path) -> None:
+    row = {what: 0.001 for what in SPLIT if not what.startswith("attention")}
+    text = write_report(tmp_path, {"tiny": {"split:lynx": row}}, "machine")
+    assert "| tiny     | 1.00 |" in text
+    assert "|           |" in text, "what was not measured is no zero"
+    assert "older than its kernels" in text
+    whole = write_report(tmp_path, {"tiny": {"split:lynx": dict.fromkeys(SPLIT, 0.0)}}, "machine")
+    assert "older than its kernels" not in whole
+    assert all(f"`{what}`" in text for what in SPLIT if not what.endswith("_limit"))
 
 
 def test_what_crashes_is_reported_and_does_not_stop_the_rest(tmp_path: Path) -> None:
