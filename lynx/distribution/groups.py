@@ -72,7 +72,7 @@ class Group:
         if self.size == 1 or x.numel() == 0:
             return x.clone()
         if reduction in ("and", "or") and x.dtype is not torch.bool:
-            raise CommunicationError("bad-reduction", f"'{reduction}' of {x.dtype}")
+            raise CommunicationError("not-logical", f"'{reduction}' of {x.dtype}")
         if reduction in ("max", "min") and x.is_floating_point():
             return self._extreme(x, reduction, where)  # libraries differ in what they make of NaN
         if x.is_complex():
