@@ -239,14 +239,14 @@ class _Localizer:
         raise InternalError("no-local-form", f"'{op.name}' has no local form", op.loc)
 
     def _all_gather(self, op: AllGather, x: Value) -> Value:
-        blocks = self._blocks(op, op.x, op.dim)
+        blocks = self._blocks(op.x, op.dim)
         sizes, index = self._sizes(op, op.x, op.dim), self._index(op.axes)
         x, dim = self._apart(x, op.dim, blocks, op.loc)
         made = self._emit(LocalAllGather(x, op.axes, dim, sizes, index, loc=op.loc))
         return self._together(made, op.dim, blocks, op.loc)
 
     def _reduce_scatter(self, op: ReduceScatter, x: Value) -> Value:
-        blocks = self._blocks(op, op.out, op.dim)
+        blocks = self._blocks(op.out, op.dim)
         sizes, index = self._sizes(op, op.out, op.dim), self._index(op.axes)
         x, dim = self._apart(x, op.dim, blocks, op.loc)
         made = LocalReduceScatter(x, op.axes, dim, sizes, index, op.reduction, loc=op.loc)
@@ -255,8 +255,8 @@ class _Localizer:
     def _all_to_all(self, op: AllToAll, x: Value) -> Value:
         source, target = self._sizes(op, op.x, op.source), self._sizes(op, op.out, op.target)
         apart = {
-            op.source: self._blocks(op, op.x, op.source),
-            op.target: self._blocks(op, op.out, op.target),
+            op.source: self._blocks(op.x, op.source),
+            op.target: self._blocks(op.out, op.target),
         }
         places = {}
         for dim in sorted(apart, reverse=True):
@@ -273,14 +273,15 @@ class _Localizer:
             result = self._together(result, dim, apart[dim], op.loc)
         return result
 
-    def _blocks(self, op: Op, value: Value, dim: int) -> int:
+    def _blocks(self, value: Value, dim: int) -> int:
         """Return how many blocks of a dimension lie on the device, each of which `op` cuts."""
         type_ = value.tensor_type
         assert type_.sharding is not None
         split, size = type_.sharding.splits[dim], type_.shape[dim]
         if not split.groups or not isinstance(size, int):
             return 1
-        outer = split.first(len(split.axes) - len(op.attributes["axes"]))
+        # Axes of the same blocks cut inside of them, those of fewer blocks cut between them.
+        outer = split.first(sum(count < split.groups[-1] for count in split.groups))
         _, length = outer.part(size, self.mesh, self.coordinates)
         return max(length // (size // split.groups[-1]), 1)
 
@@ -318,12 +319,12 @@ class _Localizer:
             raise CompileError("symbolic-shard", message, op.loc)
         members = itertools.product(*(range(self.mesh.size(axis)) for axis in axes))
         places = (self.coordinates | dict(zip(axes, member, strict=True)) for member in members)
-        blocks = self._blocks(op, value, dim)
+        blocks = self._blocks(value, dim)
         return tuple(split.part(size, self.mesh, place)[1] // blocks for place in places)
 
     def _shard(self, op: Shard, x: Value) -> Value:
         """Return the device's piece: a smaller factory op if there is one, or a slice."""
-        if self._blocks(op, op.out, op.dim) > 1:
+        if self._blocks(op.out, op.dim) > 1:
             return self._shard_blocks(op, x)
         dim, before, after = op.dim, op.x.tensor_type, op.out.tensor_type
         outer: tuple[Dim, Dim] = (0, before.shape[dim])
@@ -345,7 +346,7 @@ class _Localizer:
 
     def _shard_blocks(self, op: Shard, x: Value) -> Value:
         """Return the device's piece of each block."""
-        blocks, index = self._blocks(op, op.out, op.dim), self._index(op.axes)
+        blocks, index = self._blocks(op.out, op.dim), self._index(op.axes)
         sizes = self._sizes(op, op.out, op.dim)
         x, dim = self._apart(x, op.dim, blocks, op.loc)
         start = sum(sizes[:index])
