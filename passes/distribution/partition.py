@@ -14,6 +14,7 @@ from lynx.ir.core import Graph, Mutation, Op, OutputSpec, Value
 from lynx.ir.errors import InternalError
 from lynx.ir.location import Location
 from lynx.ir.ops.collective import AllGather, Replicate
+from lynx.ir.ops.constraint import Constrain
 from lynx.ir.ops.layout import Permute
 from lynx.ir.sharding import Partial, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import IterationSpace
@@ -25,7 +26,7 @@ from .annotations import Annotations
 from .pending import Pending
 from .propagate import Layouts
 from .redistribute import Redistribution, Step
-from .strategy import Strategist, operand_sharding, space_of
+from .strategy import Placed, Strategist, operand_sharding, space_of
 from .sums import leave_in_parts
 
 
@@ -75,11 +76,26 @@ class _Partition:
             structure = structure_of(wider)
             space = space_of(wider, structure)
             splits = strategist.choose(space, operands, results, structure)
-            if other is not None:
-                plain = space_of(op, structure_of(op))
-                if plain is not None and space is not None and _runs_as(plain, space, splits):
-                    space = plain
+            plain = space if other is None else space_of(op, structure_of(op))
+            if not self._form_of(op, wider, plain, space, splits).is_uniform and any(
+                split.groups for split in splits.values()
+            ):
+                operands = [_without_blocks(one) for one in operands]
+                results = [_without_blocks(one) for one in results]
+                splits = strategist.choose(space, operands, results, structure)
+            if self._form_of(op, wider, plain, space, splits) is op:
+                space = plain
             self.spaces[op], self.splits[op] = space, splits
+
+    @staticmethod
+    def _form_of(
+        op: Op, other: Op, plain: IterationSpace | None, space: IterationSpace | None,
+        splits: Mapping[str, Split],
+    ) -> Op:  # fmt: skip
+        """Return the form of an op that runs with these factors cut; see `alternatives`."""
+        if plain is None or space is None:
+            return other
+        return op if _runs_as(plain, space, splits) else other
 
     def _input(self, value: Value) -> Value:
         sharding = self.layouts.of(value)
@@ -93,6 +109,11 @@ class _Partition:
 
     def _place(self, op: Op, waiting: Mapping[Value, Sequence[Partial]]) -> None:
         """Add an op over parts of its operands, and bring its results to where they shall lie."""
+        if isinstance(op, Constrain):
+            wanted = self.layouts.of(op.out)
+            assert wanted is not None
+            self.made[op.out] = self._form(op.x, wanted, op.loc)
+            return
         space, splits = self.spaces[op], self.splits[op]
         chosen = replacement(op, splits, space)
         operands: list[Value] = []
@@ -228,6 +249,15 @@ class _Partition:
                 value = self._moved(value, sharding, _where(mutation.value))
             value = self._moved(value, sharding, _where(mutation.value))
         return Mutation(target, value)
+
+
+def _without_blocks(one: Placed | None) -> Placed | None:
+    """Return a tensor as if axes that cut each of several blocks did not."""
+    if one is None or not one.sharding.groups:
+        return one
+    splits = tuple(Split() if split.groups else split for split in one.sharding.splits)
+    sharding = sharding_of(splits, one.sharding.partial, one.sharding.mesh)
+    return dataclasses.replace(one, sharding=sharding)
 
 
 def _runs_as(plain: IterationSpace, other: IterationSpace, splits: Mapping[str, Split]) -> bool:

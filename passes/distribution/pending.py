@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lynx.ir.core import Graph, Op, Value
+from lynx.ir.ops.constraint import Constrain
 from lynx.ir.sharding import Mesh, Partial, Split
 from lynx.ir.space import IterationSpace
 from lynx.ir.traversal import use_counts, users
@@ -86,6 +87,8 @@ class Pending:
         return found
 
     def _offer(self, op: Op) -> None:
+        if isinstance(op, Constrain):
+            return  # it lies as the model says, and not in parts
         for index, result in enumerate(op.results):
             if isinstance(result.type, TensorType):
                 partial = dict.fromkeys((*self._own(op, index), *self._flowing(op)))

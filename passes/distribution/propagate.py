@@ -13,8 +13,17 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lynx.ir.core import Graph, Op, Value
+from lynx.ir.ops.constraint import Constrain
 from lynx.ir.shard_rules import axis_split, normal_split
-from lynx.ir.sharding import WHOLE, Mesh, Sharding, Split, replicated, sharding_of
+from lynx.ir.sharding import (
+    WHOLE,
+    Mesh,
+    Sharding,
+    Split,
+    parse_sharding,
+    replicated,
+    sharding_of,
+)
 from lynx.ir.space import FactorKind, IndexMap, IterationSpace
 from lynx.ir.structure import structure_of
 from lynx.ir.traversal import users
@@ -133,6 +142,7 @@ class _Propagation:
             self.layouts.place(value, annotation.sharding)
             reasons = dict.fromkeys(levels, Reason(None))
             self.layouts.reasons[value] = reasons
+        seeds += self._constraints()
         given = self.annotations.output_priorities
         for index, (output, sharding) in enumerate(
             zip(self.graph.outputs, self.annotations.outputs, strict=False)
@@ -141,6 +151,19 @@ class _Propagation:
                 level = given[index] if index < len(given) else PARAMETER_PRIORITY
                 seeds.append((output, sharding, level))
         return seeds
+
+    def _constraints(self) -> Iterator[tuple[Value, Sharding, int]]:
+        """Yield what the model says of values inside: they lie so from the start."""
+        for op in self.graph.ops:
+            if not isinstance(op, Constrain):
+                continue
+            sharding = parse_sharding(op.sharding, self.mesh)
+            self.layouts.priorities[op.out] = dict.fromkeys(sharding.axes, op.priority)
+            self.layouts.reasons[op.out] = dict.fromkeys(sharding.axes, Reason(None))
+            self.layouts.place(op.out, sharding)
+            if not op.open:
+                self.fixed.add(op.out)
+            yield op.out, sharding, op.priority
 
     def _seed(self, value: Value, sharding: Sharding, priority: int) -> None:
         if value.op is not None:
