@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
+import lynx
+
 Made = tuple[nn.Module, Mapping[str, Any] | Sequence[Any]]
 
 
@@ -30,6 +32,8 @@ class Shape:
     post_norm: bool = False
     dropout: float = 0.0
     mask: bool = False
+    residual: str = ""
+    """How what goes from layer to layer lies."""
 
 
 class Block(nn.Module):
@@ -75,8 +79,12 @@ class Block(nn.Module):
         if self.shape.post_norm:
             x = self.norm1(x + self.drop(self.attend(x, mask)))
             return self.norm2(x + self.drop(self.down(F.gelu(self.up(x)))))
-        x = x + self.drop(self.attend(self.norm1(x), mask))
-        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+        x = self.constrained(x + self.drop(self.attend(self.norm1(x), mask)))
+        return self.constrained(x + self.drop(self.down(F.gelu(self.up(self.norm2(x))))))
+
+    def constrained(self, x: torch.Tensor) -> torch.Tensor:
+        """Say how the residual lies."""
+        return lynx.constrain(x, self.shape.residual) if self.shape.residual else x
 
 
 class Transformer(nn.Module):

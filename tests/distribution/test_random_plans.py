@@ -33,6 +33,12 @@ def test_a_plan(name: str) -> None:
     try_plan(captured(name), seed=1)
 
 
+@pytest.mark.parametrize(("name", "seed"), [("gpt", 109007), ("uneven gpt", 105007)])
+def test_a_plan_that_was_wrong(name: str, seed: int) -> None:
+    """Axes that cut the same blocks; a look-up where tokens of each of several blocks are cut."""
+    try_plan(captured(name), seed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_many_plans(name: str) -> None:

@@ -210,3 +210,37 @@ def test_terms_of_gradients_are_added_before_they_are_reduced() -> None:
     laid = check(one, MESH, MEGATRON)
     assert laid.backward is not None
     assert collectives(laid.backward.graph) == {"all_reduce tp": 2}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_sequence_parallelism(bias: bool) -> None:
+    """Between the products of a layer pieces of sequences: gathered before, reduced after them.
+
+    Backward gathers what forward gathered once more, since it kept the pieces. Without the rest
+    of the model, which adds a gather for the embeddings of places and reductions of norms.
+    """
+    one = captured(residual="_, tp, _", bias=bias)
+    laid = check(one, MESH, MEGATRON)
+    assert laid.backward is not None
+    forward, backward = collectives(laid.forward.graph), collectives(laid.backward.graph)
+    assert forward["reduce_scatter tp"] == 2 * LAYERS
+    assert forward["all_gather tp"] == 2 * LAYERS
+    assert backward["reduce_scatter tp"] == 2 * LAYERS
+    assert largest(laid.forward.graph, "all_reduce") <= 1
+    assert "all_to_all tp" not in forward | backward
+
+
+@pytest.mark.parametrize("fields", [{}, {"bias": False}, {"shared": 2}])
+def test_fused_projection_of_three_blocks(fields: dict[str, Any]) -> None:
+    """Queries, keys and values after one another: each of the blocks is cut."""
+    one = captured(fused=True, layers=1, batch=2, length=5, **fields)
+    blocks = 4 if "shared" in fields else 3
+    plan = MEGATRON | {
+        "layers.*.qkv.weight": f"tp of {blocks}, _",
+        "layers.*.qkv.bias": f"tp of {blocks}",
+    }
+    laid = check(one, Mesh("mesh", (("tp", 2),)), plan)
+    assert laid.backward is not None
+    if "shared" not in fields:
+        assert collectives(laid.forward.graph) == {"all_reduce tp": 2}
+        assert collectives(laid.backward.graph) == {"all_reduce tp": 2}
