@@ -49,9 +49,9 @@ def random_resources(graph: Graph, seed: int = 0) -> dict[str, Any]:
     for op in graph.ops:
         if isinstance(op, Resource) and op.key not in resources:
             resources[op.key] = _tensor(op.infer(), InputSpec(), {}, generator)
-        for name in _foreign((op.arguments, op.keywords)) if isinstance(op, Aten) else ():
-            message = f"resource '{name}' of '{op.target}' is no tensor; give it with --resources"
-            raise UsageError("no-random-input", message)
+        if isinstance(op, Aten) and (names := list(_foreign((op.arguments, op.keywords)))):
+            what = f"resource '{names[0]}' of '{op.target}'"
+            raise UsageError("no-random-input", f"{what} is no tensor; give it with --resources")
     return resources
 
 

@@ -25,7 +25,8 @@ from tests.tools.tree import ROOT, modules
 
 ERRORS = ROOT / "docs/errors.md"
 RAISERS = ("__init__", "CommunicationError", "CompileError", "InternalError", "Mistake",
-           "ShardingError", "TextError", "UsageError", "_error", "error", "fail", "unknown")  # fmt: skip
+           "ShardingError", "TextError", "UsageError", "_error", "error", "fail",
+           "unknown")  # fmt: skip
 CODE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 # Examples could only show how to break Lynx, or need a model and torch to trace it.
 WITHOUT_EXAMPLES = ("Bugs in Lynx", "Capture", "Processes")
