@@ -9,19 +9,22 @@ from lynx.ir.types import TensorType
 
 from .layout import parallel_space
 
+_DATA, _YIELDING = 0, 2
+
 
 class Constrain(Op, name="constrain"):
     """Give a tensor as it is, and say how it lies: what propagation starts from.
 
-        %y = constrain %x {sharding = "dp, _, tp", priority = 1} : f32[4, 8, 16]
+        %y = constrain %x {sharding = "dp, _, tp", priority = 0} : f32[4, 8, 16]
 
-    Lower priorities win where constraints contend for a mesh axis; propagation may cut the
-    dimensions in `open` further.
+    Lower priorities win where constraints contend for a mesh axis. With -1 axes that cut the first
+    dimension, of batches, count as data; others yield to those of parameters. Propagation may cut
+    the dimensions in `open` further.
     """
 
     x: Value
     sharding: str
-    priority: int = 1
+    priority: int = -1
     open: tuple[int, ...] = ()
 
     def infer(self) -> TensorType:
@@ -38,3 +41,10 @@ class Constrain(Op, name="constrain"):
     def space(self) -> IterationSpace:
         """Return one parallel factor for each dimension."""
         return parallel_space(self.x.shape)
+
+    def priority_of(self, axis: str) -> int:
+        """Return the priority of a mesh axis that cuts the tensor."""
+        if self.priority >= 0:
+            return self.priority
+        (first, *_) = parse_sharding(self.sharding).dims
+        return _DATA if axis in first else _YIELDING

@@ -35,12 +35,14 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
 torch.library.register_autograd(_NAME, _backward, setup_context=_setup)
 
 
-def constrain(x: torch.Tensor, sharding: str, *, priority: int = 1) -> torch.Tensor:
+def constrain(x: torch.Tensor, sharding: str, *, priority: int = -1) -> torch.Tensor:
     """Say, inside a model, how a value lies on the mesh; its gradient lies the same way.
 
     `sharding` has an entry for each dimension: mesh axes that cut it, `_` for none, `?` where
     propagation may cut further, and `...` for as many `_` as are left. Lower priorities win where
-    annotations contend for a mesh axis. Outside of `torch.compile` nothing happens.
+    annotations contend for a mesh axis; unless one is given, axes that cut the first dimension, of
+    batches, count as data, and others yield to those of parameters. Outside of `torch.compile`
+    nothing happens.
     """
     if not torch.compiler.is_compiling():
         return x

@@ -158,12 +158,14 @@ class _Propagation:
             if not isinstance(op, Constrain):
                 continue
             sharding = parse_sharding(op.sharding, self.mesh)
-            self.layouts.priorities[op.out] = dict.fromkeys(sharding.axes, op.priority)
+            levels = {axis: op.priority_of(axis) for axis in sharding.axes}
+            self.layouts.priorities[op.out] = levels
             self.layouts.reasons[op.out] = dict.fromkeys(sharding.axes, Reason(None))
             self.layouts.place(op.out, sharding)
             if not op.open:
                 self.fixed.add(op.out)
-            yield op.out, sharding, op.priority
+            for level in sorted(set(levels.values())):
+                yield op.out, sharding, level
 
     def _seed(self, value: Value, sharding: Sharding, priority: int) -> None:
         if value.op is not None:
