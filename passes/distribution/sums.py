@@ -70,8 +70,8 @@ class _Grouping:
         while todo:
             value, is_done = todo.pop()
             if value is not root.results[0] and value not in self.inner:
-                kind = kinds[value] = self._partial(value)
-                terms.setdefault(kind, []).append(value)
+                kinds[value] = partial = self._partial(value)
+                terms.setdefault(partial, []).append(value)
                 continue
             assert value.op is not None
             left, right = value.op.operands
