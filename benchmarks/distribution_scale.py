@@ -5,7 +5,8 @@
     python benchmarks/distribution_scale.py --layers 4          quick
 
 No numbers are computed and no memory is taken for them: the model is traced with fake tensors,
-which takes minutes and is not what is measured. Parameters are cut by tensor parallelism and by FSDP.
+which takes minutes and is not what is measured. Parameters are cut by tensor parallelism and
+by FSDP.
 """
 
 from __future__ import annotations

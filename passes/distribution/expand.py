@@ -14,6 +14,7 @@ from lynx.ir.ops.random import Dropout
 from lynx.ir.ops.reduction import Mean
 from lynx.ir.sharding import Sharding
 from lynx.ir.space import FactorKind, IterationSpace, Window
+from lynx.ir.structure import shared_space, structure_of
 from lynx.passes.base import PassContext
 from lynx.passes.decompose import RULES
 from lynx.passes.decompose_build import total, wide
@@ -98,8 +99,10 @@ def _is_blocked(op: Op, layouts: Layouts) -> bool:
         return any(sharding is not None and any(sharding.dims) for sharding in cut)
     if cuts_groups(op, layouts):
         return True
-    other = alternative(op)
-    space = op.space() if other is None else other.space()
+    if not any(sharding is not None and any(sharding.dims) for sharding in given):
+        return False
+    wider = alternative(op) or op
+    space = shared_space(wider, structure_of(wider))
     return any(
         sharding is not None and any(sharding.dims) and _cuts_whole(space, position, sharding)
         for position, sharding in enumerate(given)

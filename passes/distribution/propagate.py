@@ -30,7 +30,7 @@ from lynx.ir.traversal import users
 from lynx.ir.types import TensorType
 
 from .annotations import PARAMETER_PRIORITY, Annotations
-from .strategy import Placed, Proposal, accept, proposals, space_of
+from .strategy import Placed, Proposal, accept, proposals, space_of, state_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class Layouts:
     priorities: dict[Value, dict[str, int]] = field(default_factory=dict)
     reasons: dict[Value, dict[str, Reason]] = field(default_factory=dict)
     _placed: dict[Value, Placed | None] = field(default_factory=dict)
+    _states: dict[Hashable, int] = field(default_factory=dict)
 
     def of(self, value: Value) -> Sharding | None:
         """Return the sharding of a tensor, whole if nothing was found; None for other values."""
@@ -72,11 +73,19 @@ class Layouts:
         if value not in self._placed:
             sharding = self.of(value)
             self._placed[value] = (
-                Placed(value.type, sharding, dict(self.priorities_of(value)))
+                Placed(
+                    value.type,
+                    sharding,
+                    levels := dict(self.priorities_of(value)),
+                    self._state(sharding, levels),
+                )
                 if sharding is not None and isinstance(value.type, TensorType)
                 else None
             )
         return self._placed[value]
+
+    def _state(self, sharding: Sharding, levels: Mapping[str, int]) -> int:
+        return self._states.setdefault((sharding, tuple(levels.items())), len(self._states))
 
     def place(self, value: Value, sharding: Sharding) -> None:
         """Note how a value is to lie; what was said of its axes is said before."""
@@ -200,7 +209,7 @@ class _Propagation:
             return
         structure = self.structures[op]
         is_open = tuple([value not in self.fixed for value in values])
-        key = (structure, priority, is_open, tuple([_state(one) for one in placed]))
+        key = (structure, priority, is_open, tuple([state_of(one) for one in placed]))
         changes = self.known.get(key) if structure is not None else None
         if changes is None:
             maps = (*space.operands, *space.results)
@@ -265,10 +274,6 @@ class _Propagation:
         if first.levels[-1][1] != wanted.levels[-1][1]:
             first = Split(first.axes, 1, first.groups)
         return normal_split(first, size, self.mesh) == have
-
-
-def _state(one: Placed | None) -> Hashable:
-    return None if one is None else (one.sharding, tuple(one.priorities.items()))
 
 
 def constants(graph: Graph) -> Iterator[Value]:

@@ -33,7 +33,8 @@ class Placed:
     type: TensorType
     sharding: Sharding
     priorities: Mapping[str, int]
-    is_result: bool = False
+    state: int | None = None
+    """A number that tensors share which lie alike with the same priorities, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class Strategist:
         maps = (*space.operands, *space.results)
         if not any(one is not None and any(one.sharding.dims) for one in placed):
             return {}
-        key = (structure, tuple([_state(one) for one in placed]))
+        key = (structure, tuple([state_of(one) for one in placed]))
         known = self._known.get(key) if structure is not None else None
         if known is None:
             known = self._known[key] = self._choose(space, placed, maps, len(operands))
@@ -224,8 +225,13 @@ class Strategist:
         return total
 
 
-def _state(one: Placed | None) -> Hashable:
-    return None if one is None else (one.sharding, tuple(one.priorities.items()))
+def state_of(one: Placed | None) -> Hashable:
+    """Return a key for how a tensor lies, with the priorities of its axes."""
+    if one is None:
+        return None
+    if one.state is not None:
+        return one.state
+    return one.sharding, tuple(one.priorities.items())
 
 
 def _subsets(found: Sequence[Proposal]) -> list[tuple[Proposal, ...]]:
