@@ -16,6 +16,7 @@ from .annotations import Annotations
 from .expand import expand_blocked
 from .partition import partition
 from .propagate import Layouts, propagate
+from .report import summary
 from .sums import group_sums
 
 PREPARE = Pipeline(
@@ -61,7 +62,7 @@ def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> 
         layouts = propagate(prepared, annotations)
     placed = RemoveDeadCode().run(partition(prepared, layouts, annotations), context)
     verify(placed)
-    context.remarks.append(Remark("mesh", f"laid out on {annotations.mesh}"))
+    context.remarks.append(Remark("mesh", f"laid out on {annotations.mesh}: {summary(placed)}"))
     levels = tuple(
         {} if output is None else dict(layouts.priorities_of(output)) for output in prepared.outputs
     )

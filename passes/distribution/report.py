@@ -82,6 +82,15 @@ def traffic_table(graph: Graph) -> str:
     )
 
 
+def summary(graph: Graph) -> str:
+    """Return in a line what each device sends when a program runs once."""
+    texts = [
+        f"{one.count} {one.kind} over {', '.join(one.axes)} send {_bytes(one.sent)}"
+        for one in traffic_of(graph)
+    ]
+    return "; ".join(texts) if texts else "no communication"
+
+
 def _bytes(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
