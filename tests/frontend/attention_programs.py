@@ -201,6 +201,11 @@ MASKS: dict[str, Callable[[Tensor, More, int], Tensor]] = {
 }
 
 
+def computing_dtype(scores: Tensor) -> torch.dtype:
+    """Return `f32`, or `f64` where a program is computed to tell how exact others are."""
+    return torch.float64 if scores.dtype is torch.float64 else torch.float32
+
+
 def alibi(scores: Tensor, _: More) -> Tensor:
     q, k = places(scores)
     slopes = 2.0 ** -torch.arange(1, scores.shape[1] + 1)
@@ -217,7 +222,7 @@ STEPS: dict[str, Callable[[Tensor, More], Tensor]] = {
     "clamp": lambda s, _: s.clamp(-2.0, 2.0),
     "clamp below": lambda s, _: s.clamp(min=-1e4),
     "negate": lambda s, _: -s,
-    "cast": lambda s, _: s.float(),
+    "cast": lambda s, _: s.to(computing_dtype(s)),
 }
 
 
@@ -234,7 +239,7 @@ def with_sink(scores: Tensor, more: More) -> Tensor:
 
 SOFTMAXES: dict[str, Callable[[Tensor, More], Tensor]] = {
     "softmax": lambda s, _: F.softmax(s, -1),
-    "method": lambda s, _: s.softmax(-1, dtype=torch.float32),
+    "method": lambda s, _: s.softmax(-1, dtype=computing_dtype(s)),
     "by hand": by_hand,
     "logarithm": lambda s, _: (s - s.logsumexp(-1, keepdim=True)).exp(),
     "sink": with_sink,
