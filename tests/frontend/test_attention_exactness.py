@@ -156,3 +156,36 @@ def test_tensors_without_memory() -> None:
     with pytest.warns(RuntimeWarning, match="no-memory"):
         zeros = torch.compile(torch.sin, backend="lynx")(torch._efficientzerotensor((4, 5)))
     assert torch.equal(zeros, torch.zeros(4, 5))
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_rows_that_lose_the_number_of_keys(is_given: bool) -> None:
+    """Next to the least number a logarithm is no more than it: eager's weights are all one."""
+    mask = torch.zeros(8, 8)
+    mask[2] = torch.finfo(torch.float32).min
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT + (mask if is_given else mask.clone())
+        return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
+
+    arguments = operands()
+    compiled = torch.compile(function, backend="lynx")
+    torch.testing.assert_close(compiled(*arguments), function(*arguments))
+
+
+@pytest.mark.parametrize("shape", [(), (1, 3, 1, 1)])
+def test_a_factor_is_not_taken_for_a_mask(shape: tuple[int, ...]) -> None:
+    """Gradients of rows of which a sum leaves nothing are NaN, whatever scores are scaled by."""
+    scale = torch.full(shape, 2.0)
+    mask = torch.zeros(8, 8)
+    mask[3] = -torch.inf
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.tanh(q @ k.mT / scale) + mask
+        return torch.nan_to_num(scores.softmax(-1), 0.0) @ v
+
+    arguments = operands()
+    compiled = torch.compile(function, backend="lynx")
+    expected = torch.autograd.grad(function(*arguments).sum(), arguments)
+    found = torch.autograd.grad(compiled(*arguments).sum(), arguments)
+    torch.testing.assert_close(found, expected, equal_nan=True)

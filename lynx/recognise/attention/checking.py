@@ -100,11 +100,42 @@ def _is_compared(computation: Computation, values: Mapping[str, int], precise: b
     """
     try:
         with _quietly():
-            for is_masked in (False, True):
-                _compare(_Trial(computation, values, is_masked), precise)
+            for masks in _masks(computation):
+                _compare(_Trial(computation, values, masks), precise)
     except _Unsuitable:
         return False
     return True
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """Which sources are drawn as masks that leave nothing of some rows, and what hides those."""
+
+    nodes: frozenset[Node]
+    is_finite: bool = False
+
+
+def _masks(computation: Computation) -> Iterator[_Masks | None]:
+    """Yield what to try: ordinary numbers; all masks that there may be; and each that is added.
+
+    What only seems to be a mask makes NaN of everything, behind which other differences hide.
+    """
+    yield None
+    added = [node for node in computation.sources if _may_be_added(node, computation)]
+    yield _Masks(frozenset(added))
+    if added:
+        yield _Masks(frozenset(added), is_finite=True)
+    for node in added if len(added) > 1 else []:
+        yield _Masks(frozenset([node]))
+        yield _Masks(frozenset([node]), is_finite=True)
+
+
+def _may_be_added(node: Node, computation: Computation) -> bool:
+    """Whether a source may be a mask of numbers that are added to scores."""
+    traced = node.meta.get("example_value")
+    if not isinstance(traced, torch.Tensor) or traced.requires_grad or traced.dim() == 0:
+        return False
+    return traced.is_floating_point() and node not in computation.numbers
 
 
 @contextlib.contextmanager
@@ -172,12 +203,12 @@ class _Trial:
 
     computation: Computation
     values: Mapping[str, int]
-    is_masked: bool
+    masks: _Masks | None
 
     def results(self, width: int) -> tuple[Results, Results]:
         """Return what both ways compute with elements of so many bytes; 0: those of the model."""
         computation = self.computation
-        draw = _Draw(self.values, self.is_masked, width, computation.numbers)
+        draw = _Draw(self.values, self.masks, width)
         known = {node: draw.value(node) for node in computation.sources}
         drops = computation.dropouts
         noises = set(drops.values())
@@ -194,7 +225,7 @@ class _Trial:
 
     def reason(self, place: int) -> str:
         """Return why it is refused, if the results at a place differ."""
-        where = " in rows of which masks leave nothing" if self.is_masked else ""
+        where = " in rows of which masks leave nothing" if self.masks else ""
         return f"{_GRADIENTS if place else _RESULTS} the same{where}"
 
 
@@ -289,12 +320,9 @@ def _scale_of(expected: torch.Tensor) -> float:
 class _Draw:
     """Draws tensors like traced ones, the same for the same order, whatever their width."""
 
-    def __init__(
-        self, values: Mapping[str, int], is_masked: bool, width: int, ordinary: Sequence[Node]
-    ) -> None:
+    def __init__(self, values: Mapping[str, int], masks: _Masks | None, width: int) -> None:
         self.values = values
-        self.ordinary = set(ordinary)
-        self.is_masked = is_masked
+        self.masks = masks
         self.width = width
         self.generator = torch.Generator().manual_seed(0)
 
@@ -322,15 +350,16 @@ class _Draw:
         if not traced.is_floating_point():
             return self._with_empty_rows((uniform * 2).to(traced.dtype), 0, 1)
         wide = self._computing(traced.dtype)
-        if self.is_masked and not traced.requires_grad and node not in self.ordinary:
+        if self.masks is not None and node in self.masks.nodes:
             least = torch.finfo(traced.dtype).min
             masked = torch.where(uniform < 0.2, -math.inf, torch.where(uniform < 0.4, least, 0.0))
-            return self._with_empty_rows(masked.to(wide), -math.inf, 0.0)
+            empty = least if self.masks.is_finite else -math.inf
+            return self._with_empty_rows(masked.to(wide), empty, 0.0)
         return torch.randn(shape, generator=self.generator).to(wide)
 
     def _with_empty_rows(self, mask: torch.Tensor, least: Any, most: Any) -> torch.Tensor:
         """Let masks leave nothing of some rows, whichever of two values stands for that."""
-        if self.is_masked and mask.dim() > 1 and mask.numel():
+        if self.masks is not None and mask.dim() > 1 and mask.numel():
             mask[-1] = least
             mask[(0,) * (mask.dim() - 1)] = most
         return mask
