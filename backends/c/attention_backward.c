@@ -174,7 +174,7 @@ INLINE void OWN(differentiate)(const struct attention *x, struct OWN(packs) p, s
   const u8 *keep = AT(const u8, keep, b, h, q) + k0 * x->keep.step[3];
   const i64 keep_step = x->keep.step[3];
   const real keep_scale = (real)x->keep_scale;
-  for (i64 i = 0; i < n; i++) d[i] = keep[i * keep_step] ? d[i] * keep_scale : 0;
+  for (i64 i = 0; i < n; i++) d[i] *= keep[i * keep_step] * keep_scale; /* so that NaN stays */
 #endif
   for (i64 i = 0; i < n; i += LANES) {
     TYPED(vector) *weight = (TYPED(vector) *)(t + i), *grad = (TYPED(vector) *)(d + i);
@@ -182,7 +182,7 @@ INLINE void OWN(differentiate)(const struct attention *x, struct OWN(packs) p, s
     *grad = *weight * (*grad - less);
   }
 #if HAS_KEEP
-  for (i64 i = 0; i < n; i++) t[i] = keep[i * keep_step] ? t[i] * keep_scale : 0;
+  for (i64 i = 0; i < n; i++) t[i] *= keep[i * keep_step] * keep_scale;
 #endif
   if (is_inside)
     OWN(derive_inside)(x, b, h, q, k0, n, s, d, grads, w.sums);

@@ -204,6 +204,10 @@ INLINE void OWN(attend_block)(const struct attention *x, struct OWN(work) w,
   const element *q = AT(const element, q, b, h, 0);
   TYPED(pack_rows)(rows, x->depth, q + q0 * x->q.step[2], x->q.step[2], x->q.step[3],
                    (real)PRESCALE, w.queries);
+#if HAS_SKIPS
+  skips = skips &&
+          TYPED(are_finite)((rows + ROWS - 1) / ROWS * ROWS * x->depth, w.queries);
+#endif
   OWN(sweep)(x, w, packs, b, h, q0, rows, skips);
   if (skips && SKIPPED_BELOW > -INFINITE && OWN(is_low)(w, rows))
     OWN(sweep)(x, w, packs, b, h, q0, rows, 0);
@@ -309,6 +313,18 @@ INLINE void OWN(few_values)(i64 n, i64 depth, const real *restrict s, const elem
     _Pragma("omp simd") for (i64 i = 0; i < depth; i++) sums[i] += s[j] * load_element(v[i]);
 }
 
+/* Whether rows hold only finite numbers: others show in results, even where they are hidden. */
+INLINE int OWN(few_are_finite)(i64 n, i64 depth, const element *from, i64 step) {
+  real sum = 0;
+  for (i64 j = 0; j < n; j++, from += step) {
+    _Pragma("omp simd reduction(+:sum)") for (i64 i = 0; i < depth; i++) {
+      const real x = load_element(from[i]);
+      sum += x - x;
+    }
+  }
+  return sum == 0;
+}
+
 /* Few queries read keys and values where they lie. A unit is a part of the keys of a head; what it
    finds for each query is a row of sums, its largest score and its total. */
 static void OWN(attend_few)(const struct step *step, i64 chunk, char *local) {
@@ -322,6 +338,7 @@ static void OWN(attend_few)(const struct step *step, i64 chunk, char *local) {
     const element *k = AT(const element, k, b, shared, 0);
     const element *v = AT(const element, v, b, shared, 0);
     const i64 first = part * x->part_keys, last = lynx_min(x->keys, first + x->part_keys);
+    int skips = -1; /* not known yet */
     for (i64 at = 0; at < count; at++) {
       const i64 h = shared * groups + at / x->queries, query = at % x->queries;
       const element *from = AT(const element, q, b, h, query);
@@ -339,6 +356,14 @@ static void OWN(attend_few)(const struct step *step, i64 chunk, char *local) {
         OWN(bounds)(x, b, h, query, query + 1, &low, &high, &inside_low, &inside_high);
       low = lynx_max(low, first);
       high = lynx_min(high, last);
+      if (low > first || high < last) {
+        if (skips < 0)
+          skips = OWN(few_are_finite)(last - first, x->depth, k + first * x->k.step[2],
+                                      x->k.step[2]) &&
+                  OWN(few_are_finite)(last - first, x->value_depth, v + first * x->v.step[2],
+                                      x->v.step[2]);
+        if (!skips || !TYPED(are_finite)(x->depth, q)) low = first, high = last;
+      }
       for (i64 k0 = low, n; k0 < high; k0 += n) {
         n = lynx_min(TILE_KEYS, high - k0);
         OWN(few_products)(n, x->depth, q, k + k0 * x->k.step[2], x->k.step[2], tile);

@@ -25,8 +25,8 @@ from .expressions import joined
 from .printer import PrintedStage
 from .writer import PrintOptions
 
-EXTREME = 256.0
-"""Beyond it a logarithm has not enough digits left for the number of keys."""
+EXTREME = {True: 1000.0, False: 16.0}
+"""Beyond it a logarithm is rounded by more than weights of low precision are, and by others."""
 
 _LOG_OF_KEYS = 40.0
 """More than the logarithm of how many keys there may be."""
@@ -50,7 +50,7 @@ class RowsPrinter(ForwardPrinter):
         row = self._row_place("logarithms", self.call.lse)
         writer.emit(
             f"lse = {writer.read(row, writer.mask_name('row'))}",
-            f"extreme = tl.abs(lse) > {EXTREME}",
+            f"extreme = tl.abs(lse) > {EXTREME[self.call.q.dtype.is_low_precision]}",
             "count = tl.max(tl.max(extreme.to(tl.int32), 1), 0)",
             f"count = tl.where(count > 0, {writer.size('keys')}, 0)",
             'most = tl.full([XBLOCK, 1], float("-inf"), tl.float32)',

@@ -9,12 +9,16 @@ from typing import ClassVar
 from lynx.ir.core import Graph, Op, Value
 from lynx.ir.errors import UsageError
 from lynx.ir.ops.attention import Attending, Attention, AttentionBackward
+from lynx.ir.ops.elementwise_arithmetic import Clamp
 from lynx.ir.ops.fusion import Region
 from lynx.ir.traversal import producers
+from lynx.ir.types import TensorType
 from lynx.passes.base import PassContext, Remark, Requirement, register_pass
 from lynx.passes.decompose import RULES as DECOMPOSITIONS
+from lynx.passes.decompose_build import Number, maximum, minimum
+from lynx.passes.decompose_build import choose as where
 from lynx.passes.requirements import IS_GRAPH
-from lynx.passes.rewrite import NoMatch, Rewritten, Rule, rewrite
+from lynx.passes.rewrite import NoMatch, Rewritten, Rule, rewrite, rule
 from lynx.passes.target import Target
 
 from .device import why_not_on_device
@@ -147,10 +151,35 @@ def _with_primitive_score(op: Op, context: PassContext) -> Op:
     return op if region is op.score else dataclasses.replace(op, score=region)
 
 
+@rule
+def expand_clamp(op: Clamp) -> Value | NoMatch:
+    """Choose what is within limits, so that it has the whole gradient where it equals one.
+
+    clamp(x, min, none)  ==>  where(x >= min, x, maximum(x, min))
+    """
+    limits = [limit for limit in (op.min, op.max) if isinstance(limit, Value)]
+    dtype = op.x.tensor_type.dtype
+    if not limits or not all(isinstance(limit.type, TensorType) for limit in limits):
+        return NoMatch("its limits are numbers")
+    if any(limit.tensor_type.dtype is not dtype for limit in limits):
+        return NoMatch("its limits are of another type")
+    x = Number(op.x)
+    if isinstance(op.min, Value):
+        least = Number(op.min)
+        x = where(x >= least, x, maximum(x, least))
+    if isinstance(op.max, Value):
+        most = Number(op.max)
+        x = where(x <= most, x, minimum(x, most))
+    return x.value
+
+
+_PRIMITIVES = (*DECOMPOSITIONS, expand_clamp)
+
+
 def primitive_region(region: Region, context: PassContext) -> Region:
     """Return a region without composite ops and without ops that nothing needs."""
     graph = Graph("score", region.parameters, region.ops, region.results)
-    changed = rewrite(graph, DECOMPOSITIONS, context)
+    changed = rewrite(graph, _PRIMITIVES, context)
     results = tuple(value for value in changed.outputs if value is not None)
     ops = tuple(producers(results))
     same = len(ops) == len(region.ops) and all(a is b for a, b in zip(ops, region.ops, strict=True))

@@ -189,3 +189,57 @@ def test_a_factor_is_not_taken_for_a_mask(shape: tuple[int, ...]) -> None:
     expected = torch.autograd.grad(function(*arguments).sum(), arguments)
     found = torch.autograd.grad(compiled(*arguments).sum(), arguments)
     torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_limits_that_are_reached_take_no_part_of_the_gradient() -> None:
+    """Where a score equals a limit that is a tensor, it has all of the gradient, as in eager."""
+    limits = torch.zeros(()), torch.ones(())
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.clamp(q @ k.mT, *limits).softmax(-1) @ v
+
+    _, k, v = operands()
+    arguments = (torch.zeros(2, 3, 8, 4, requires_grad=True), k, v)
+    compiled = torch.compile(function, backend="lynx")
+    expected = torch.autograd.grad(function(*arguments).sin().sum(), arguments)
+    found = torch.autograd.grad(compiled(*arguments).sin().sum(), arguments)
+    torch.testing.assert_close(found, expected)
+
+
+NOT_A_NUMBER = float("nan")
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_is_no_number_shows_where_it_is_hidden(place: int, queries: int) -> None:
+    """A truth hides a pair by a sum, as in eager; and a weight of zero does not hide a value."""
+    keys = torch.arange(40)[None]
+    keep = (keys <= torch.arange(queries)[:, None] + 1) & (keys >= torch.arange(queries)[:, None])
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, queries = torch.arange(k.shape[2])[None], torch.arange(q.shape[2])[:, None]
+        keep = (keys <= queries + 1) & (keys >= queries)
+        return F.scaled_dot_product_attention(q, k, v, keep)
+
+    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT / 2 + torch.where(keep, 0.0, -torch.inf)).softmax(-1) @ v
+
+    given = [x.detach() for x in operands(queries=queries, keys=40)]
+    given[place][0, 0, -1] = NOT_A_NUMBER
+    found = torch.compile(function, backend="lynx")(*given)
+    torch.testing.assert_close(found, written_out(*given), equal_nan=True)
+
+
+def test_gradients_of_what_noise_drops_are_no_numbers_where_weights_are_none() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout((q @ k.mT).softmax(-1), 0.5) @ v
+
+    q, k, v = operands()
+    with torch.no_grad():
+        q[0, 0, 0] = NOT_A_NUMBER
+    torch.manual_seed(1)
+    expected = torch.autograd.grad(function(q, k, v).sum(), (q, k, v))
+    torch.manual_seed(1)
+    compiled = torch.compile(function, backend="lynx")
+    found = torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v))
+    torch.testing.assert_close(found, expected, equal_nan=True)

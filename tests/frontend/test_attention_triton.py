@@ -107,3 +107,22 @@ def test_gradients_that_would_be_summed_in_any_order_are_unfused() -> None:
         assert launched().count("attention_backward") == 0
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_gradients_where_logarithms_of_denominators_are_large() -> None:
+    """They come from sums that are computed once more, not from logarithms that lost digits."""
+
+    def model(q: Any, k: Any, v: Any) -> Any:
+        return torch.softmax((q @ k.mT * 3000.0).clamp(-200.0, 200.0), -1) @ v
+
+    given = [torch.randn(1, 2, 12, 8, requires_grad=True) for _ in range(3)]
+    wide = [x.detach().double().requires_grad_() for x in given]
+    grad = torch.randn(1, 2, 12, 8)
+    exact = torch.autograd.grad(model(*wide), wide, grad.double())
+    eager = torch.autograd.grad(model(*given), given, grad)
+    compiled = torch.compile(model, backend="lynx", options=OPTIONS)
+    found = torch.autograd.grad(compiled(*given), given, grad)
+    for ours, theirs, reference in zip(found, eager, exact, strict=True):
+        unit = torch.finfo(torch.float32).eps * float(reference.abs().max())
+        assert (ours - reference).abs().max() <= 2 * (theirs - reference).abs().max() + 2 * unit
+    assert launched() == ["attention", "attention_backward"]

@@ -96,12 +96,18 @@ def _sdpa(node: Node, insert: Inserter) -> Node:
     if causal:
         shape = [sizes.node(sizes.reader.read(size)) for size in traced(scores).shape[-2:]]
         ones = insert.call(torch.ones, shape, dtype=torch.bool, device=traced(q).device)
-        above = insert.call(torch.logical_not, insert.call(torch.tril, ones))
-        scores = insert.call(torch.masked_fill, scores, above, -math.inf)
+        below = insert.call(torch.tril, ones)
+        if dropped:
+            mask = below
+        else:
+            above = insert.call(torch.logical_not, below)
+            scores = insert.call(torch.masked_fill, scores, above, -math.inf)
     if mask is not None and traced(mask).dtype is torch.bool:
-        left_out = insert.call(torch.logical_not, mask)
-        scores = insert.call(torch.masked_fill, scores, left_out, -math.inf)
-    elif mask is not None:
+        # Truths are added as numbers: what is hidden stays NaN where it is NaN.
+        zero, least = (insert.call(torch.scalar_tensor, x, dtype=traced(q).dtype,
+                                   device=traced(q).device) for x in (0.0, -math.inf))  # fmt: skip
+        mask = insert.call(torch.where, mask, zero, least)
+    if mask is not None:
         scores = insert.call(torch.add, scores, mask)
     if mask is None:
         weights = insert.call(torch.softmax, scores, -1)
