@@ -92,23 +92,15 @@ def _sdpa(node: Node, insert: Inserter) -> Node:
         k, v = (_repeated(insert, q, item) for item in (k, v))
     scores = insert.call(torch.matmul, q, insert.call(torch.transpose, k, -2, -1))
     scores = insert.call(torch.mul, scores, _scale(insert, q, scale))
-    sizes = Sizes(insert)
     if causal:
-        shape = [sizes.node(sizes.reader.read(size)) for size in traced(scores).shape[-2:]]
-        ones = insert.call(torch.ones, shape, dtype=torch.bool, device=traced(q).device)
-        below = insert.call(torch.tril, ones)
+        below = _lower_triangle(insert, scores)
         if dropped:
             mask = below
         else:
             above = insert.call(torch.logical_not, below)
             scores = insert.call(torch.masked_fill, scores, above, -math.inf)
-    if mask is not None and traced(mask).dtype is torch.bool:
-        # Truths are added as numbers: what is hidden stays NaN where it is NaN.
-        zero, least = (insert.call(torch.scalar_tensor, x, dtype=traced(q).dtype,
-                                   device=traced(q).device) for x in (0.0, -math.inf))  # fmt: skip
-        mask = insert.call(torch.where, mask, zero, least)
     if mask is not None:
-        scores = insert.call(torch.add, scores, mask)
+        scores = insert.call(torch.add, scores, _numbers(insert, mask, scores))
     if mask is None:
         weights = insert.call(torch.softmax, scores, -1)
     else:
@@ -116,6 +108,27 @@ def _sdpa(node: Node, insert: Inserter) -> Node:
     if dropped:
         weights = insert.call(torch.nn.functional.dropout, weights, float(dropped), True)
     return _like(insert.call(torch.matmul, weights, v), traced(node))
+
+
+def _lower_triangle(insert: Inserter, scores: Node) -> Node:
+    """Return where keys are not after queries."""
+    sizes, value = Sizes(insert), traced(scores)
+    shape = [sizes.node(sizes.reader.read(size)) for size in value.shape[-2:]]
+    return insert.call(
+        torch.tril, insert.call(torch.ones, shape, dtype=torch.bool, device=value.device)
+    )
+
+
+def _numbers(insert: Inserter, mask: Node, scores: Node) -> Node:
+    """Return a mask as what is added to scores: what it hides stays NaN where it is NaN."""
+    if traced(mask).dtype is not torch.bool:
+        return mask
+    value = traced(scores)
+    zero, least = (
+        insert.call(torch.scalar_tensor, number, dtype=value.dtype, device=value.device)
+        for number in (0.0, -math.inf)
+    )
+    return insert.call(torch.where, mask, zero, least)
 
 
 def _like(made: Node, wanted: torch.Tensor) -> Node:
