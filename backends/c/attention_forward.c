@@ -316,6 +316,7 @@ INLINE void OWN(few_values)(i64 n, i64 depth, const real *restrict s, const elem
 /* Whether rows hold only finite numbers: others show in results, even where they are hidden. */
 INLINE int OWN(few_are_finite)(i64 n, i64 depth, const element *from, i64 step) {
   real sum = 0;
+  if (step == depth) depth *= n, n = 1;
   for (i64 j = 0; j < n; j++, from += step) {
     _Pragma("omp simd reduction(+:sum)") for (i64 i = 0; i < depth; i++) {
       const real x = load_element(from[i]);
