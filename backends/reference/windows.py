@@ -38,7 +38,8 @@ def _backward(
     if padding >= 0:
         inside = inside & (indices != padding)
     kept = torch.where(inside.unsqueeze(-1), grad, torch.zeros_like(grad))
-    return torch.ops.aten.embedding_dense_backward(kept, place, rows, -1, False)
+    added: torch.Tensor = torch.ops.aten.embedding_dense_backward(kept, place, rows, -1, False)
+    return added
 
 
 @means(GatherWindow)
