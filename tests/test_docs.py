@@ -86,10 +86,12 @@ def test_links_lead_somewhere() -> None:
 
 EXAMPLES = {
     "train_gpt.py": ["--quick"],
+    "train_distributed.py": ["--recipe=tp+sp", "--processes=2", "--steps=2", "--layers=1"],
     "inference.py": ["--layers=1", "--width=32", "--tokens=3"],
     "inspect_ir.py": ["--width=4"],
 }
 EXPECTED = {
+    "train_distributed.py": r"off from those of one process by at most (0|\d(\.\d)?e-0[5-9])\b",
     "train_gpt.py": r"the loss of lynx is off from eager's by at most (0|\d(\.\d)?e-0[5-9])\b",
     "inference.py": r"the same tokens\n(.*the same tokens\n){2}$",
     "inspect_ir.py": r"graph @",
