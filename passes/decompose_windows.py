@@ -65,7 +65,8 @@ def expand_gather_window(op: GatherWindow) -> Value | NoMatch:
         return _UNKNOWN
     inside, place = found
     read = Gather(op.x, place.value, op.dim).out
-    zero = 0.0 if op.x.tensor_type.dtype.is_floating else 0
+    dtype = op.x.tensor_type.dtype
+    zero = 0.0 if dtype.is_floating else False if dtype is DType.BOOL else 0
     return choose(inside, Number(read), zero).value
 
 

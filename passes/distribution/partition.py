@@ -257,7 +257,7 @@ def _without_blocks(one: Placed | None) -> Placed | None:
         return one
     splits = tuple(Split() if split.groups else split for split in one.sharding.splits)
     sharding = sharding_of(splits, one.sharding.partial, one.sharding.mesh)
-    return dataclasses.replace(one, sharding=sharding)
+    return Placed(one.type, sharding, one.priorities)
 
 
 def _runs_as(plain: IterationSpace, other: IterationSpace, splits: Mapping[str, Split]) -> bool:
