@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Mapping
 
 import pytest
 
@@ -53,6 +54,34 @@ def test_inference(name: str) -> None:
     one = capture(model.eval(), inputs, train=False)
     for seed in range(SWEEP):
         try_plan(one, seed)
+
+
+@functools.cache
+def in_half_precision(name: str) -> Captured:
+    model, inputs = MADE[name]()
+    assert not isinstance(inputs, Mapping)
+    halved = [x.bfloat16() if x.is_floating_point() else x for x in inputs]
+    return capture(model.bfloat16(), halved)
+
+
+def try_half_precision(name: str, seed: int) -> None:
+    """Sums of parts are rounded once more than those of one device."""
+    one = in_half_precision(name)
+    source = random.Random(seed)
+    mesh = random_mesh(source)
+    plan = random_plan(source, one.forward.graph, one.forward.inputs, mesh)
+    check(one, mesh, plan, tolerance=8 * 2**-8)
+
+
+def test_half_precision() -> None:
+    try_half_precision("grouped gpt", seed=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["uneven gpt", "fused grouped gpt", "dropout gpt"])
+def test_many_plans_in_half_precision(name: str) -> None:
+    for seed in range(SWEEP // 4):
+        try_half_precision(name, seed)
 
 
 @functools.cache
