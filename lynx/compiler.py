@@ -74,7 +74,7 @@ def _compile(
         context = pass_context(graph)
         local = distribution.localize(graph, module, record.name, context)
         record.remarks = [*record.remarks, *context.remarks]
-        graph = local.graph
+        graph, record.distributed = local.graph, local.typed
     record.seconds["import"] = time.perf_counter() - start
     target = target_of(graph, settings.cpu_kernels)
     context = pass_context(graph, target)

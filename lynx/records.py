@@ -20,12 +20,14 @@ class CompiledGraph:
     """One graph on its way through the compiler.
 
     `name` is unique in the process, `kind` is forward, backward or inference, `imported` the graph
-    before any pass, `program` the finished one. `fallback` says why torch runs it instead.
+    before any pass, `program` the finished one. For a graph over a mesh, `distributed` is what all
+    processes run together. `fallback` says why torch runs it instead.
     """
 
     name: str
     kind: str
     imported: Graph | None = None
+    distributed: Graph | None = None
     program: Any = None
     executable: Any = None
     remarks: list[Remark] = field(default_factory=list)

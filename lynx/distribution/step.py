@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,12 @@ from lynx.ir.printer import print_graph
 from lynx.ir.sharding import Sharding, replicated
 from lynx.ir.types import TensorType
 from lynx.passes import PassContext, Remark
-from lynx.passes.distribution.annotations import Annotation, Annotations
+from lynx.passes.distribution.annotations import (
+    INPUT_PRIORITY,
+    PARAMETER_PRIORITY,
+    Annotation,
+    Annotations,
+)
 from lynx.passes.distribution.distribute import distribute
 from lynx.passes.distribution.localize import localize
 from lynx.settings import Settings
@@ -44,12 +50,12 @@ from .torch_internals import guard_on_shape, input_descriptors, output_descripto
 class LocalGraph:
     """The program of one process: what is compiled, and what is put around the compiled function.
 
-    `remark` says why it is not what was asked for, if so.
+    `typed` is the program of all processes, with collectives; None where all is gathered.
     """
 
     graph: Graph
     wrap: Callable[[Boxed], Boxed]
-    remark: str = ""
+    typed: Graph | None = None
 
 
 @dataclass
@@ -74,7 +80,7 @@ class DistributedStep:
 
     AOTAutograd's graphs come in the order forward, backward. `annotations` holds what the user says
     of inputs, by what AOTAutograd calls them, `known` how values lie, `saved` how those that
-    backward gets lie, by the name of their node.
+    backward gets lie, by the name of their node; `levels` has the priorities of their axes.
     """
 
     module: torch.fx.GraphModule
@@ -86,6 +92,7 @@ class DistributedStep:
     annotations: dict[str, Annotation] = field(default_factory=dict)
     known: dict[str, Sharding] = field(default_factory=dict)
     saved: dict[str, Sharding] = field(default_factory=dict)
+    levels: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def localize(
         self, graph: Graph, module: torch.fx.GraphModule, name: str, context: PassContext
@@ -106,7 +113,8 @@ class DistributedStep:
             else:
                 self._remember(frame)
                 agreement = Agreement(name, print_graph(typed), self.groups)
-                return LocalGraph(local, lambda function: entered(function, local, agreement))
+                enter = functools.partial(entered, graph=local, agreement=agreement)
+                return LocalGraph(local, enter, typed)
         changed = tuple(graph.inputs.index(one.target) for one in graph.mutations)
         agreement = Agreement(name, _text(print_graph(graph), frame), self.groups)
 
@@ -123,21 +131,24 @@ class DistributedStep:
         Outputs that the user gets lie as propagation finds, if DTensor has placements for that.
         """
         inputs = tuple(
-            None if sharding is None else self._annotation(text, sharding)
-            for sharding, text in zip(frame.inputs, frame.sources, strict=True)
+            None if sharding is None else self._annotation(value.name, text, sharding)
+            for value, sharding, text in zip(graph.inputs, frame.inputs, frame.sources, strict=True)
         )
         promised = [
             sharding if is_promised else None
             for sharding, is_promised in zip(frame.outputs, frame.promised, strict=True)
         ]
         annotations = Annotations(self.groups.mesh, inputs, tuple(promised))
-        typed = distribute(graph, annotations, context).graph
-        refused = self._refused(typed, frame)
+        found = distribute(graph, annotations, context)
+        refused = self._refused(found.graph, frame)
         if refused:
             for position, sharding in refused.items():
                 promised[position] = sharding
             annotations = Annotations(self.groups.mesh, inputs, tuple(promised))
-            typed = distribute(graph, annotations, context).graph
+            found = distribute(graph, annotations, context)
+        typed = found.graph
+        for (text, name), levels in zip(frame.names, found.output_levels, strict=True):
+            self.levels[name] = self.levels[text] = levels
         for position, value in enumerate(typed.outputs):
             if value is not None and isinstance(value.type, TensorType):
                 frame.outputs[position] = value.type.sharding or replicated(
@@ -157,9 +168,16 @@ class DistributedStep:
                 found[position] = placeable(sharding, self.groups.mesh)
         return found
 
-    def _annotation(self, text: str, sharding: Sharding) -> Annotation:
+    def _annotation(self, name: str, text: str, sharding: Sharding) -> Annotation:
+        """Return how an input lies: as the user says, or as forward left it, with its priorities.
+
+        A gradient that comes in counts as the output that it belongs to.
+        """
         given = self.annotations.get(text)
-        return given if given is not None else Annotation(sharding)
+        if given is not None:
+            return given
+        levels = self.levels.get(name) or self.levels.get(_source(text)) or {}
+        return Annotation(sharding, priorities=tuple(sorted(levels.items())))
 
     def through_torch(self, module: torch.fx.GraphModule, function: Boxed, name: str) -> Boxed:
         """Return a function over parts that gathers them and runs the graph as torch would."""
@@ -280,9 +298,11 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
         for tensor, fake, annotation in zip(given, plain, annotated, strict=True)
     )
     annotations = {
-        f"args[{index}]": dataclasses.replace(annotation, sharding=entrance.sharding, open=())
-        for index, (annotation, entrance) in enumerate(zip(annotated, entrances, strict=True))
-        if annotation is not None and entrance is not None
+        f"args[{index}]": _said(node, annotation, entrance.sharding)
+        for index, (node, annotation, entrance) in enumerate(
+            zip(nodes, annotated, entrances, strict=True)
+        )
+        if entrance is not None
     }
     known = {
         f"args[{index}]": entrance.sharding
@@ -291,6 +311,14 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
     }
     outputs = tuple(stands_in or one for one in distributed)
     return DistributedStep(graph, plain, entrances, outputs, groups, settings, annotations, known)
+
+
+def _said(node: torch.fx.Node, given: Annotation | None, sharding: Sharding) -> Annotation:
+    """Return what is said of an input: by a plan, or by where a parameter or data lies."""
+    if given is not None:
+        return dataclasses.replace(given, sharding=sharding, open=())
+    is_parameter = isinstance(_example(node), torch.nn.Parameter)
+    return Annotation(sharding, PARAMETER_PRIORITY if is_parameter else INPUT_PRIORITY)
 
 
 _GROUPS: dict[DeviceMesh, Groups] = {}
