@@ -10,6 +10,7 @@ from .ops.fusion import Fused, Region
 from .ops.layout import quotient
 from .ops.layout_slicing import SliceScatter
 from .ops.reduction import Reduction
+from .ops.schedule import Wait
 from .space import Axis, FactorKind, IterationSpace
 from .writing import carried_by, is_write, reads_part_of, written_into
 
@@ -27,8 +28,11 @@ def can_overwrite(op: Op, result: Value, operand: Value, *, alone: bool = False)
     place that is written by then, and be complete: read in the sweep that writes, or by reductions
     on which the result depends. An op that writes parts of the operand may not read other parts. If
     the result is `alone`, that is no other result is written over an operand, the sweep that writes
-    it can be the last, and so all reads are complete.
+    it can be the last, and so all reads are complete. What a wait returns arrives in the memory
+    of what was in flight.
     """
+    if isinstance(op, Wait):
+        return op.pending[op.results.index(result)] is operand
     if not isinstance(op, Fused):
         return op.is_elementwise and len(op.results) == 1
     if operand.type != result.type or op.inputs.count(operand) != 1:

@@ -35,6 +35,7 @@ from .dims import is_static
 from .errors import CompileError
 from .ops.aten import Aten, Resource
 from .ops.layout import Reshape
+from .ops.schedule import Wait
 from .overwriting import can_overwrite
 from .printer import format_op
 from .program import (
@@ -204,7 +205,7 @@ class _Memory:
 
     def check_placement(self, op: Op, value: Value, placement: Placement) -> None:
         if isinstance(placement, View):
-            is_view = op.is_view or isinstance(op, Aten)
+            is_view = op.is_view or isinstance(op, Aten | Wait)
             if not is_view or not set(placement.of) <= set(op.operands):
                 raise _error("bad-placement", "a view lies in operands of a view op", op)
         elif placement.is_written:

@@ -23,6 +23,7 @@
     is an error of types.
 12. A region keeps these invariants like a graph, with values of its own only. It holds no region,
     and no op that draws random numbers, has an effect or reads a resource (`bad-region`).
+13. What is started arrives before it is read: see `schedule_verifier`.
 
 The first broken invariant is reported, with the op and the place in the user's model.
 """
@@ -40,6 +41,7 @@ from .errors import CompileError
 from .ops.aten import Resource
 from .ops.fusion import Region
 from .printer import format_op, format_range
+from .schedule_verifier import verify_schedule
 from .sharding import REDUCTIONS, Sharding, replicated
 from .types import OpaqueType, ScalarType, TensorType, Type, is_same_type
 
@@ -83,6 +85,7 @@ class _Verifier:
             self.define(op)
         self.check_outputs()
         self.check_mutations()
+        verify_schedule(self.graph)
 
     def fail(self, code: str, message: str, op: Op | None = None) -> CompileError:
         if op is None:

@@ -13,10 +13,12 @@ from lynx.ir.dims import contiguous_strides, free_symbols
 from lynx.ir.ops.aten import Aten, Resource
 from lynx.ir.ops.fusion import Fused
 from lynx.ir.ops.layout import Reshape
+from lynx.ir.ops.schedule import Wait
 from lynx.ir.program import (
     Arena,
     Dynamic,
     Fresh,
+    InPlace,
     Placement,
     Program,
     Return,
@@ -125,6 +127,8 @@ class _Lowering:
             return self._view(op)
         if isinstance(op, Aten):
             return self._aten(op)
+        if isinstance(op, Wait):
+            return self._wait(op)
         if self._can_write(op):
             self._choose(op)
             return None
@@ -158,6 +162,16 @@ class _Lowering:
             View(None, shared) if shared and not isinstance(result.type, ScalarType) else Dynamic()
             for result in op.results
         )
+
+    def _wait(self, op: Wait) -> tuple[Placement, ...]:
+        """Let what arrives lie where it was in flight."""
+        placements: list[Placement] = []
+        for pending, result in zip(op.pending, op.results, strict=True):
+            strides = self.strides[result] = self.strides.get(pending)
+            placements.append(
+                View(None, (pending,)) if strides is None else InPlace(strides, pending)
+            )
+        return tuple(placements)
 
     def _can_write(self, op: Op) -> bool:
         """Whether the results can live in memory that is allocated before the op runs."""
@@ -207,8 +221,11 @@ class _Lowering:
             if isinstance(op, Aten) and op.effect:
                 for operand in op.operands:  # may be kept by whatever it has an effect on
                     _escape(escapes, operand, Fresh)
-            if op.is_view and placements is not None and op.out in escapes:
-                _escape(escapes, op.operands[0], escapes[op.out])
+            is_view = op.is_view and placements is not None
+            below = op.pending if isinstance(op, Wait) else op.operands[: int(is_view)]
+            for source, result in zip(below, op.results, strict=False):
+                if result in escapes:
+                    _escape(escapes, source, escapes[result])
         return escapes
 
     def _place(self, op: Op, escapes: dict[Value, type[Placement]]) -> tuple[Placement, ...]:

@@ -246,7 +246,7 @@ def _is_empty(step: Step) -> bool:
     is_written = step.is_written and all(placement.is_written for placement in step.placements)
     return (
         is_written
-        and not step.op.is_random
+        and step.op.is_removable  # draws no numbers, and no other device takes part
         and all(0 in result.shape for result in step.op.results)
     )
 

@@ -16,6 +16,7 @@ from . import (
     normalization,
     random,
     reduction,
+    schedule,
     windows,
 )
 from .communication import Communicator, communicators
@@ -40,6 +41,7 @@ RULE_MODULES = (
     normalization,
     random,
     reduction,
+    schedule,
     windows,
 )
 """Importing them fills the table of rules."""

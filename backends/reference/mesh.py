@@ -23,6 +23,7 @@ from lynx.ir.ops.communication import (
     LocalAllToAll,
     LocalReduceScatter,
 )
+from lynx.ir.ops.schedule import Start, Wait
 from lynx.ir.sharding import Mesh, Sharding
 from lynx.ir.types import TensorType, Type
 from lynx.passes.distribution.localize import identity, localize
@@ -43,16 +44,22 @@ def run_on_mesh(
 
 
 def evaluate_on_mesh(
-    graph: Graph, inputs: Sequence[Any], symbols: Mapping[str, int] | None = None
+    graph: Graph,
+    inputs: Sequence[Any],
+    symbols: Mapping[str, int] | None = None,
+    change: Callable[[Graph], Graph] = lambda local: local,
 ) -> tuple[list[Any], list[Any]]:
-    """Return the whole outputs, and the new whole values of mutated inputs; see `run_on_mesh`."""
+    """Return the whole outputs, and the new whole values of mutated inputs; see `run_on_mesh`.
+
+    Each device runs what `change` makes of its own program.
+    """
     mesh = graph.mesh or Mesh("mesh", ())
     sizes = dict(symbols or {}) or bind_symbols(graph, inputs)
     parts = [
         split(value.type, given, mesh) for value, given in zip(graph.inputs, inputs, strict=True)
     ]
     devices = [
-        _Device(localize(graph, mesh.coordinates(number)), mesh.coordinates(number), sizes)
+        _Device(change(localize(graph, mesh.coordinates(number))), mesh.coordinates(number), sizes)
         for number in range(mesh.device_count)
     ]
     for number, device in enumerate(devices):
@@ -82,15 +89,19 @@ class _Device:
     position: int = 0
     state: torch.Tensor = field(default_factory=torch.get_rng_state)
 
-    def advance(self) -> Communication | None:
+    def advance(self) -> Communication | Start | None:
         """Run up to the next communication and return it; None at the end."""
         torch.set_rng_state(self.state)
         while self.position < len(self.graph.ops):
             op = self.graph.ops[self.position]
             self.position += 1
-            if isinstance(op, Communication):
+            if isinstance(op, Communication | Start):
                 self.state = torch.get_rng_state()
                 return op
+            if isinstance(op, Wait):  # what is started here has arrived
+                arrived = [self.values[value] for value in op.pending]
+                self.values.update(zip(op.results, arrived, strict=True))
+                continue
             results = run(op, self.values, self.symbols, self.graph.resources)
             self._check(op, results)
             self.values.update(zip(op.results, results, strict=True))
@@ -129,9 +140,7 @@ def _run_all(devices: list[_Device], mesh: Mesh) -> None:
             raise InternalError("mesh-out-of-step", f"devices wait at once for: {names}")
         for members in _groups(waiting, mesh):
             ops = [op for op in (waiting[member] for member in members) if op is not None]
-            given = [devices[n].values[op.x] for n, op in zip(members, ops, strict=True)]
-            for member, op, result in zip(members, ops, exchange(ops, given), strict=True):
-                devices[member].values[op.results[0]] = result
+            _communicate([devices[member] for member in members], ops)
         if waiting[0] is None:
             break
     states = {bytes(device.state.tolist()) for device in devices}
@@ -139,7 +148,18 @@ def _run_all(devices: list[_Device], mesh: Mesh) -> None:
         raise InternalError("mesh-out-of-step", "devices have drawn different random numbers")
 
 
-def _groups(waiting: Sequence[Communication | None], mesh: Mesh) -> list[list[int]]:
+def _communicate(members: Sequence[_Device], ops: Sequence[Communication | Start]) -> None:
+    """Exchange the tensors of an op that all members of a group have come to."""
+    bundles = [op.parts if isinstance(op, Start) else (op,) for op in ops]
+    if len({len(bundle) for bundle in bundles}) > 1:
+        raise InternalError("mesh-out-of-step", f"members of '{ops[0].name}' disagree", ops[0].loc)
+    for position, parts in enumerate(zip(*bundles, strict=True)):
+        given = [device.values[part.x] for device, part in zip(members, parts, strict=True)]
+        for device, op, result in zip(members, ops, exchange(parts, given), strict=True):
+            device.values[op.results[position]] = result
+
+
+def _groups(waiting: Sequence[Communication | Start | None], mesh: Mesh) -> list[list[int]]:
     """Return the members of each group in order; `InternalError` if they disagree."""
     first = waiting[0]
     if first is None:

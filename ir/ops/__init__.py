@@ -307,6 +307,14 @@ from .scatter import (
     ScatterAdd,
     ScatterReduce,
 )
+from .schedule import (
+    Start,
+    StartAllGather,
+    StartAllReduce,
+    StartAllToAll,
+    StartReduceScatter,
+    Wait,
+)
 from .softmax import (
     LogSoftmax,
     LogSoftmaxBackward,
@@ -578,6 +586,11 @@ __all__ = [
     "Square",
     "Squeeze",
     "StandardDeviation",
+    "Start",
+    "StartAllGather",
+    "StartAllReduce",
+    "StartAllToAll",
+    "StartReduceScatter",
     "Subtract",
     "Sum",
     "Symbolic",
@@ -596,6 +609,7 @@ __all__ = [
     "Variance",
     "VarianceAndMean",
     "VectorNorm",
+    "Wait",
     "Where",
     "Xlogy",
 ]

@@ -6,7 +6,7 @@ import datetime
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .callers import place_in_model
 from .failures import CommunicationError, silent_ranks
+from .lanes import Job, Lane
 from .meshes import coordinates_of, mesh_of
 
 DEFAULT_TIMEOUT = 300.0
@@ -53,6 +54,7 @@ class Group:
     index: int
     process_group: dist.ProcessGroup
     timeout: float = DEFAULT_TIMEOUT
+    lane: Lane = field(default_factory=Lane)
 
     def __post_init__(self) -> None:
         order = [dist.get_group_rank(self.process_group, rank) for rank in self.ranks]
@@ -64,6 +66,10 @@ class Group:
     def size(self) -> int:
         """The number of members."""
         return len(self.ranks)
+
+    def submit(self, job: Job, given: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Let a job of this group run while the program goes on; return what waits for it."""
+        return self.lane.submit(job, given)
 
     # collectives
 
@@ -78,6 +84,8 @@ class Group:
         if x.is_complex():
             real = torch.view_as_real(x.resolve_conj())
             return torch.view_as_complex(self.all_reduce(real, reduction, where))
+        if self._is_gloo and x.is_floating_point():
+            return self._reduced_in_order(x, reduction, where)
         travels = self._travelling(x)
         self._wait(
             "all_reduce",
@@ -178,6 +186,16 @@ class Group:
             return x.to(wide).contiguous()
         return x.clone(memory_format=torch.contiguous_format)
 
+    def _reduced_in_order(self, x: torch.Tensor, reduction: str, where: str) -> torch.Tensor:
+        """Combine members in their order: no place or size of a tensor changes its rounding."""
+        flat = x.reshape(-1)
+        longest = -(-len(flat) // self.size)
+        left = [max(len(flat) - member * longest, 0) for member in range(self.size)]
+        sizes = [min(longest, size) for size in left]
+        counts = [sizes[self.index]] * self.size
+        pieces = self._exchanged(list(flat.split(sizes)), counts, 0, where, "all_reduce")
+        return self.all_gather(_combined(pieces, reduction), 0, sizes, where=where).view(x.shape)
+
     def _extreme(self, x: torch.Tensor, reduction: str, where: str) -> torch.Tensor:
         stacked = self._gathered(x.contiguous(), where)
         return stacked.amax(0) if reduction == "max" else stacked.amin(0)
@@ -269,6 +287,7 @@ class Groups:
         self.timeout = timeout
         self._groups: dict[tuple[str, ...], Group] = {}
         self._process_groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
+        self._lanes: dict[tuple[str, ...], Lane] = {}
 
     def group(self, axes: tuple[str, ...]) -> Group:
         """Return the group of processes that differ from this one along the axes alone."""
@@ -311,6 +330,7 @@ class Groups:
             ranks.index(dist.get_rank()),
             self._process_group(axes, ranks),
             self.timeout,
+            self._lanes.setdefault(tuple(sorted(axes)), Lane(", ".join(axes))),
         )
 
     def _process_group(self, axes: tuple[str, ...], ranks: tuple[int, ...]) -> dist.ProcessGroup:
@@ -341,15 +361,21 @@ def _as_bytes(x: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
+_COMBINE = {
+    "sum": torch.add,
+    "product": torch.mul,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "and": torch.logical_and,
+    "or": torch.logical_or,
+}
+
+
 def _combined(pieces: list[torch.Tensor], reduction: str) -> torch.Tensor:
-    stacked = torch.stack(pieces)
-    wide = stacked.float() if stacked.dtype in (torch.float16, torch.bfloat16) else stacked
-    combine: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "sum": lambda x: x.sum(0, dtype=x.dtype),
-        "product": lambda x: x.prod(0, dtype=x.dtype),
-        "max": lambda x: x.amax(0),
-        "min": lambda x: x.amin(0),
-        "and": lambda x: x.all(0),
-        "or": lambda x: x.any(0),
-    }
-    return combine[reduction](wide).to(stacked.dtype)
+    """Combine tensors in order, half precision in `f32`."""
+    first = pieces[0]
+    half = first.dtype in (torch.float16, torch.bfloat16)
+    total = first.float() if half else first
+    for piece in pieces[1:]:
+        total = _COMBINE[reduction](total, piece).to(total.dtype)
+    return total.to(first.dtype)

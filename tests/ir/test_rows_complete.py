@@ -15,6 +15,7 @@ from tests.samples.inputs import SAMPLES
 WITHOUT_SAMPLE = {
     "aten": "its operands and results are whatever torch's operator says",
     "resource": "reads a table of the graph, which a single op does not have",
+    "wait": "takes what a start fills, and nothing else",
 }
 
 WITHOUT_SPACE = {
@@ -25,6 +26,11 @@ WITHOUT_SPACE = {
     "local_all_to_all": "belongs to the program of one device, which is not cut further",
     "local_reduce_scatter": "belongs to the program of one device, which is not cut further",
     "resource": "reads memory; it computes nothing",
+    "start_all_gather": "belongs to the program of one device, which is not cut further",
+    "start_all_reduce": "belongs to the program of one device, which is not cut further",
+    "start_all_to_all": "belongs to the program of one device, which is not cut further",
+    "start_reduce_scatter": "belongs to the program of one device, which is not cut further",
+    "wait": "belongs to the program of one device, which is not cut further",
 }
 
 OPS = {

@@ -14,6 +14,12 @@ from lynx.ir.ops.communication import (
     LocalAllToAll,
     LocalReduceScatter,
 )
+from lynx.ir.ops.schedule import (
+    StartAllGather,
+    StartAllReduce,
+    StartAllToAll,
+    StartReduceScatter,
+)
 from lynx.ir.types import DType, TensorType
 from tests.samples import Sample
 
@@ -60,4 +66,8 @@ SAMPLES = [
     Sample(LocalAllGather(tensor(3, 4), AXES, 0, (3,), 0)),
     Sample(LocalReduceScatter(tensor(3, 4), AXES, 1, (4,), 0)),
     Sample(LocalAllToAll(tensor(3, 4), AXES, 0, 1, (3,), (4,), 0)),
+    Sample(StartAllReduce((tensor(3, 4), tensor(2)), AXES, "alone")),
+    Sample(StartAllGather((tensor(3, 4), tensor(2, 2)), AXES, "alone", (0, 1), ((3,), (2,)), 0)),
+    Sample(StartReduceScatter((tensor(3, 4),), AXES, "alone", (1,), ((4,),), 0)),
+    Sample(StartAllToAll((tensor(3, 4),), AXES, "alone", (0,), (1,), ((3,),), ((4,),), 0)),
 ]

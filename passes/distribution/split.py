@@ -1,0 +1,78 @@
+"""Split communication into a start and a wait, so that other ops can run in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lynx.ir.core import Graph, Op, Value
+from lynx.ir.ops.communication import (
+    Communication,
+    LocalAllGather,
+    LocalAllReduce,
+    LocalAllToAll,
+    LocalReduceScatter,
+)
+from lynx.ir.ops.schedule import (
+    Start,
+    StartAllGather,
+    StartAllReduce,
+    StartAllToAll,
+    StartReduceScatter,
+    Wait,
+    lane_of,
+)
+from lynx.passes.base import PassContext, Requirement, register_pass
+from lynx.passes.requirements import IS_GRAPH
+
+
+@register_pass
+@dataclass(frozen=True)
+class SplitCollectives:
+    """Replace each communication by a start on the lane of its group, and a wait right after it."""
+
+    name: ClassVar[str] = "split-collectives"
+    requires: ClassVar[tuple[Requirement, ...]] = (IS_GRAPH,)
+
+    def run(self, module: Graph, context: PassContext) -> Graph:
+        """Return the graph with starts and waits."""
+        if not any(isinstance(op, Communication) for op in module.ops):
+            return module
+        mapping: dict[Value, Value] = {}
+        ops: list[Op] = []
+        for op in module.ops:
+            current = op.replace_operands(mapping)
+            if not isinstance(current, Communication):
+                ops.append(current)
+                if current is not op:
+                    mapping.update(zip(op.results, current.results, strict=True))
+                continue
+            start = start_of([current])
+            wait = Wait(start.results, start.xs, loc=op.loc)
+            ops += [start, wait]
+            mapping.update(zip(op.results, wait.results, strict=True))
+        return module.with_ops(tuple(ops), mapping)
+
+
+def start_of(parts: list[Communication]) -> Start:
+    """Return the start of communications that are alike but for tensors, dimensions and sizes."""
+    first = parts[0]
+    xs, axes, lane = tuple(part.x for part in parts), first.axes, lane_of(first.axes)
+    match first:
+        case LocalAllReduce():
+            return StartAllReduce(xs, axes, lane, first.reduction, loc=first.loc)
+        case LocalAllGather():
+            dims, sizes = _lists(parts, "dim", "sizes")
+            return StartAllGather(xs, axes, lane, dims, sizes, first.index, loc=first.loc)
+        case LocalReduceScatter():
+            dims, sizes = _lists(parts, "dim", "sizes")
+            index, reduction = first.index, first.reduction
+            return StartReduceScatter(xs, axes, lane, dims, sizes, index, reduction, loc=first.loc)
+        case LocalAllToAll():
+            names = ("source", "target", "source_sizes", "target_sizes")
+            return StartAllToAll(xs, axes, lane, *_lists(parts, *names), first.index, loc=first.loc)
+    raise first.error("no-start", "cannot be split into a start and a wait")
+
+
+def _lists(parts: list[Communication], *names: str) -> list[tuple]:  # type: ignore[type-arg]  # entries differ in kind
+    return [tuple(part.attributes[name] for part in parts) for name in names]

@@ -1,0 +1,114 @@
+"""Programs whose communication is split, in processes: the numbers of the unsplit program."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from lynx.backends.reference import call_of, communicators
+from lynx.backends.reference.schedule import in_flight
+from lynx.distribution.groups import Groups
+from lynx.distribution.lanes import Lane
+from lynx.ir.core import Graph
+from lynx.ir.program import Program
+from lynx.pass_context import pass_context
+from lynx.passes import Pipeline
+from lynx.passes.distribution.split import SplitCollectives
+from lynx.passes.lower import Lower
+from lynx.passes.plan_memory import PlanMemory
+from lynx.passes.reinplace import Reinplace
+from lynx.runtime import build
+from tests.processes import run_in_processes
+from tests.schedules import RECIPES, local_inputs, local_step
+
+LOWER = (Lower(), Reinplace(), PlanMemory())
+
+
+def program_of(graph: Graph, *passes: Any) -> Program:
+    """Return the program of a local graph after these passes."""
+    program = Pipeline((*passes, *LOWER)).run(graph, pass_context(graph))
+    assert isinstance(program, Program)
+    return program
+
+
+def enter(recipe: str) -> Groups:
+    """Make the groups of a recipe's mesh, and let programs use them."""
+    mesh = RECIPES[recipe][1]
+    device_mesh = init_device_mesh("cpu", tuple(n for _, n in mesh.axes), mesh_dim_names=mesh.names)
+    groups = Groups(device_mesh)
+    for axes in [(name,) for name in mesh.names] + [mesh.names]:
+        communicators[axes] = groups.group(axes)
+    return groups
+
+
+def outputs_of(graph: Graph, program: Program, seed: int) -> list[torch.Tensor]:
+    executable = build(program, call_of, resources=program.resources)
+    result: list[torch.Tensor] = executable(local_inputs(graph, seed))
+    return [tensor.clone() for tensor in result]
+
+
+def split_and_unsplit(rank: int, recipe: str) -> list[bool]:
+    enter(recipe)
+    graph = local_step(recipe, rank, batch=9, width=13, hidden=15)
+    plain = outputs_of(graph, program_of(graph), rank)
+    split = outputs_of(graph, program_of(graph, SplitCollectives()), rank)
+    assert not in_flight
+    return [torch.equal(a, b) for a, b in zip(plain, split, strict=True)]
+
+
+@pytest.mark.parametrize("recipe", ["fsdp", "dp+tp", "fsdp+tp"])
+def test_a_split_program_gives_the_same_bits(recipe: str) -> None:
+    count = RECIPES[recipe][1].device_count
+    for rank in range(count):
+        local_step(recipe, rank, batch=9, width=13, hidden=15)  # once, before the processes part
+    assert all(all(same) for same in run_in_processes(count, split_and_unsplit, recipe))
+
+
+def positions_do_not_matter(rank: int) -> bool:
+    groups = enter("fsdp4")
+    group = groups.group(("dp",))
+    torch.manual_seed(rank)
+    xs = [torch.randn(size) for size in (1, 5, 64, 1000)]
+    alone = [group.all_reduce(x) for x in xs]
+    together = group.all_reduce(torch.cat(xs)).split([len(x) for x in xs])
+    rows = [group.reduce_scatter(x.repeat(4), 0, [len(x)] * 4) for x in xs]
+    return all(map(torch.equal, alone, together)) and all(map(torch.equal, alone, rows))
+
+
+def test_sums_of_members_do_not_depend_on_the_place_in_a_tensor() -> None:
+    assert all(run_in_processes(4, positions_do_not_matter))
+
+
+def test_a_lane_works_while_the_program_goes_on_and_keeps_the_order() -> None:
+    lane, gate, seen = Lane(), threading.Event(), list[int]()
+    x = torch.zeros(1)
+
+    def first() -> None:
+        gate.wait(10)
+        seen.append(1)
+
+    waits = [lane.submit(first, [x]), lane.submit(lambda: seen.append(2), [x])]
+    time.sleep(0.01)
+    assert seen == []
+    gate.set()
+    for wait in reversed(waits):
+        wait()
+    assert seen == [1, 2]
+
+
+def test_the_error_of_a_job_is_raised_where_it_is_waited_for() -> None:
+    def fail() -> None:
+        raise ValueError("broken")
+
+    lane = Lane()
+    wait = lane.submit(fail, [torch.zeros(1)])
+    after: Sequence[Any] = [lane.submit(lambda: None, [torch.zeros(1)])]
+    with pytest.raises(ValueError, match="broken"):
+        wait()
+    after[0]()
