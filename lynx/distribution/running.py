@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lynx.backends.reference.communication import communicators
+from lynx.backends.reference.schedule import abandon
 from lynx.ir.core import Graph
 from lynx.ir.ops.communication import Communication
 from lynx.ir.types import TensorType
@@ -34,6 +35,9 @@ def entered(function: Boxed, graph: Graph, agreement: Agreement) -> Boxed:
         communicators.update(groups)
         try:
             return inner(arguments)
+        except BaseException:
+            abandon()
+            raise
         finally:
             communicators.clear()
             communicators.update(before)
