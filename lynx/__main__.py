@@ -2,6 +2,7 @@
 
 python -m lynx opt graph.lynx -p canonicalize,cse,dce
 python -m lynx run graph.lynx
+python -m lynx simulate graph.lynx --target h100
 python -m lynx cache
 python -m lynx cache --limit 500
 python -m lynx cache --clear
@@ -41,6 +42,7 @@ from .generators import generator_of, target_of
 from .inputs import random_inputs, random_resources
 from .pass_context import pass_context
 from .settings import describe, read_settings
+from .simulation import add_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("--clear", action="store_true", help="remove all entries")
     cache.add_argument("--limit", type=int, metavar="MIB", help="remove oldest entries above this")
     cache.set_defaults(command=_cache)
+    add_command(commands)
     settings = commands.add_parser("settings", help="list all settings")
     settings.set_defaults(command=lambda _: print(describe()))
     passes = commands.add_parser("passes", help="list all passes")

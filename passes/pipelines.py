@@ -8,6 +8,8 @@ from .canonicalize import Canonicalize
 from .cse import MergeCommonSubexpressions
 from .dce import RemoveDeadCode
 from .decompose import Decompose
+from .distribution.overlap import ScheduleOverlap
+from .distribution.split import SplitCollectives
 from .expand_products import ExpandProducts
 from .fold_constants import FoldConstants
 from .fuse import Fuse
@@ -45,6 +47,8 @@ DEFAULT = Pipeline(
         RemoveDeadCode(),
         MarkWrites(),
         Fuse(),
+        SplitCollectives(),
+        ScheduleOverlap(),
         Lower(),
         Reinplace(),
         PlanMemory(),
@@ -73,6 +77,8 @@ REDUCE_OVERHEAD = Pipeline(
         RemoveDeadCode(),
         MarkWrites(),
         Fuse(),
+        SplitCollectives(),
+        ScheduleOverlap(),
         Lower(),
         Reinplace(),
         PlanMemory(),
@@ -103,6 +109,8 @@ MAX_AUTOTUNE = Pipeline(
         MarkWrites(),
         Fuse(),
         FuseProducts(),
+        SplitCollectives(),
+        ScheduleOverlap(),
         Lower(),
         Reinplace(),
         PlanMemory(budget=10 * DEFAULT_BUDGET),

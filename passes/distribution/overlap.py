@@ -13,7 +13,7 @@ from lynx.passes.base import PassContext, Remark, Requirement, register_pass
 from lynx.passes.requirements import IS_GRAPH
 
 from .cost import Costs
-from .machine import read_target
+from .machine import MeshTarget, read_target
 from .order import Needs, in_order, peak_bytes, scheduled, starts_first
 from .timeline import Timeline, play
 
@@ -26,16 +26,17 @@ MODES = ("conservative", "free")
 class ScheduleOverlap:
     """Start communication as early, and wait for it as late, as that helps.
 
-    Of several orders the fastest is taken by the costs of `target`, a machine's name or TOML file,
-    among those whose peak of memory is at most `growth` percent above that of the graph, or
-    `in_flight` MiB. The mode `conservative` keeps all starts in the order that they have, so that
-    it is equal on all ranks whatever they compute; `free` keeps it on each lane only.
+    Of several orders the fastest is taken by the costs of `target`, a machine's name or TOML file
+    (that which the context's is like, if empty), among those whose peak of memory is at most
+    `growth` percent above that of the graph, or `in_flight` MiB. The mode `conservative` keeps all
+    starts in the order that they have, so that it is equal on all ranks whatever they compute;
+    `free` keeps it on each lane only.
     """
 
     name: ClassVar[str] = "schedule-overlap"
     requires: ClassVar[tuple[Requirement, ...]] = (IS_GRAPH,)
 
-    target: str = "cpu-gloo"
+    target: str = ""
     mode: str = "conservative"
     in_flight: int = 1024
     growth: int = 5
@@ -47,13 +48,19 @@ class ScheduleOverlap:
         if self.mode not in MODES:
             known = " or ".join(MODES)
             raise UsageError("unknown-mode", f"'{self.name}' has no mode '{self.mode}': {known}")
-        costs = Costs(read_target(self.target), module.mesh)
+        costs = Costs(target_of(self.target, context), module.mesh)
         before = play(module.ops, costs)
         ops, after = best_order(module, costs, self)
         context.remarks.append(Remark("schedule", _describe(before, after)))
         if ops == module.ops:
             return module
         return dataclasses.replace(module, ops=ops)
+
+
+def target_of(name: str, context: PassContext) -> MeshTarget:
+    """Return a machine by name, or one like that of the context if the name is empty."""
+    usual = "cpu-gloo" if context.target.device == "cpu" else "h100"
+    return read_target(name or usual)
 
 
 def best_order(
