@@ -19,6 +19,9 @@ from lynx.ir.core import Graph
 from lynx.ir.program import Program
 from lynx.pass_context import pass_context
 from lynx.passes import Pipeline
+from lynx.passes.distribution.buckets import BucketCollectives
+from lynx.passes.distribution.overlap import ScheduleOverlap
+from lynx.passes.distribution.prefetch import PrefetchGathers
 from lynx.passes.distribution.split import SplitCollectives
 from lynx.passes.lower import Lower
 from lynx.passes.plan_memory import PlanMemory
@@ -27,6 +30,11 @@ from lynx.runtime import build
 from tests.processes import run_in_processes
 from tests.schedules import RECIPES, local_inputs, local_step
 
+SCHEDULES = (
+    (SplitCollectives(),),
+    (SplitCollectives(), ScheduleOverlap()),
+    (SplitCollectives(), BucketCollectives(), PrefetchGathers(), ScheduleOverlap(mode="free")),
+)
 LOWER = (Lower(), Reinplace(), PlanMemory())
 
 
@@ -57,13 +65,16 @@ def split_and_unsplit(rank: int, recipe: str) -> list[bool]:
     enter(recipe)
     graph = local_step(recipe, rank, batch=9, width=13, hidden=15)
     plain = outputs_of(graph, program_of(graph), rank)
-    split = outputs_of(graph, program_of(graph, SplitCollectives()), rank)
-    assert not in_flight
-    return [torch.equal(a, b) for a, b in zip(plain, split, strict=True)]
+    same: list[bool] = []
+    for passes in SCHEDULES:
+        made = outputs_of(graph, program_of(graph, *passes), rank)
+        assert not in_flight
+        same += [torch.equal(a, b) for a, b in zip(plain, made, strict=True)]
+    return same
 
 
-@pytest.mark.parametrize("recipe", ["fsdp", "dp+tp", "fsdp+tp"])
-def test_a_split_program_gives_the_same_bits(recipe: str) -> None:
+@pytest.mark.parametrize("recipe", ["fsdp4", "dp+tp", "fsdp+tp"])
+def test_scheduled_programs_give_the_same_bits(recipe: str) -> None:
     count = RECIPES[recipe][1].device_count
     for rank in range(count):
         local_step(recipe, rank, batch=9, width=13, hidden=15)  # once, before the processes part
