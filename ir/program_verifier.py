@@ -192,6 +192,9 @@ class _Memory:
             ranges = self.ranges.setdefault(key, _Ranges())
             for lost in ranges.write(placement.offset, end, value):
                 self.lose(lost)
+                # What was written in place there is not lost with the value that it replaced.
+                for member in self.members.pop(lost, ()):
+                    self.lose(member)
 
     def check_operands(self, step: Step) -> None:
         """Check that a step has written neither over its operands nor over its own results."""

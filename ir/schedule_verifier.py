@@ -14,6 +14,7 @@ from .core import Graph, Op
 from .errors import CompileError
 from .ops.schedule import Start, Wait
 from .printer import format_op
+from .program import Program
 
 
 def verify_schedule(graph: Graph) -> None:
@@ -47,3 +48,12 @@ def _check_lane(op: Start, lanes: dict[str, tuple[str, ...]]) -> None:
 
 def _error(code: str, message: str, op: Op) -> CompileError:
     return CompileError(code, f"{message}, in '{format_op(op)}'", op.loc)
+
+
+def verify_peak(program: Program, limit: int) -> None:
+    """Raise `CompileError` if the planned arenas of a program take more than `limit` bytes."""
+    peak = sum(arena.size for arena in program.arenas)
+    if peak > limit:
+        raise CompileError(
+            "over-limit", f"'{program.name}' takes {peak} bytes, at most {limit} are allowed"
+        )

@@ -8,7 +8,9 @@ from .canonicalize import Canonicalize
 from .cse import MergeCommonSubexpressions
 from .dce import RemoveDeadCode
 from .decompose import Decompose
+from .distribution.buckets import BucketCollectives
 from .distribution.overlap import ScheduleOverlap
+from .distribution.prefetch import PrefetchGathers
 from .distribution.split import SplitCollectives
 from .expand_products import ExpandProducts
 from .fold_constants import FoldConstants
@@ -130,10 +132,45 @@ DEBUG = Pipeline(
     )
 )
 
+# Collectives change their order too: for where that is compared among ranks before a step.
+OVERLAP = Pipeline(
+    (
+        Canonicalize(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+        FoldConstants(),
+        # Literals make rules apply, and equal ones merge.
+        Canonicalize(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+        # Late on the graph: whole ops are what rules and people read best.
+        ChooseAttention(),
+        Decompose(),
+        LayoutConvolutions(),
+        ExpandProducts(),
+        WidenProducts(),
+        ShareHeads(),
+        Canonicalize(),
+        MergeCommonSubexpressions(),
+        AccumulateWrites(),
+        RemoveDeadCode(),
+        MarkWrites(),
+        Fuse(),
+        SplitCollectives(),
+        BucketCollectives(),
+        PrefetchGathers(),
+        ScheduleOverlap(),
+        Lower(),
+        Reinplace(),
+        PlanMemory(),
+    )
+)
+
 NAMED_PIPELINES |= {
     "default": DEFAULT,
     "reduce-overhead": REDUCE_OVERHEAD,
     "max-autotune": MAX_AUTOTUNE,
     "max-autotune-no-cudagraphs": MAX_AUTOTUNE_NO_CUDAGRAPHS,
+    "overlap": OVERLAP,
     "debug": DEBUG,
 }
