@@ -7,6 +7,8 @@ A program keeps all of them in their order, used or not: another device may need
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim
 from lynx.ir.sharding import REDUCTIONS
@@ -18,10 +20,13 @@ class Communication(Op):
 
     Members of a group are counted in row-major order of their coordinates along `axes`; `index` is
     the device's own number. `sizes` are the lengths of all members' pieces along a dimension.
+    `site` is the number of the communication in the program of the mesh, -1 if there is none: all
+    devices have the same.
     """
 
     x: Value
     axes: tuple[str, ...]
+    site: int = field(default=-1, kw_only=True)
 
     @property
     def is_removable(self) -> bool:

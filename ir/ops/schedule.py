@@ -7,6 +7,8 @@ run in their order, at the same time as everything else.
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from lynx.ir.core import Op, Value
 from lynx.ir.types import TensorType
 
@@ -22,12 +24,13 @@ from .communication import (
 class Start(Op):
     """Base of starts: `lane` is the queue of the group along `axes`, each result is in flight.
 
-    Attributes that hold one entry for each tensor are named in the plural.
+    Attributes that hold one entry for each tensor are named in the plural; `sites` may be empty.
     """
 
     xs: tuple[Value, ...]
     axes: tuple[str, ...]
     lane: str
+    sites: tuple[int, ...] = field(default=(), kw_only=True)
 
     @property
     def is_removable(self) -> bool:
@@ -37,6 +40,10 @@ class Start(Op):
     def part(self, position: int) -> Communication:
         """Return what happens to the tensor at a position, as an op that does not return early."""
         raise NotImplementedError(type(self).__name__)
+
+    def site(self, position: int) -> int:
+        """Return the number in the program of the mesh of what happens to a tensor."""
+        return self.sites[position] if self.sites else -1
 
     @property
     def parts(self) -> tuple[Communication, ...]:
@@ -57,7 +64,8 @@ class Start(Op):
     def _check_counts(self) -> None:
         """Raise unless each attribute in the plural has an entry for each tensor."""
         for name, entries in self.attributes.items():
-            if name != "axes" and isinstance(entries, tuple) and len(entries) != len(self.xs):
+            is_list = isinstance(entries, tuple) and name != "axes" and (entries or name != "sites")
+            if is_list and len(entries) != len(self.xs):
                 counts = f"{len(entries)} entries for {len(self.xs)} tensors"
                 raise self.error("bad-bucket", f"has in '{name}' {counts}")
 
@@ -72,7 +80,9 @@ class StartAllReduce(Start, name="start_all_reduce"):
 
     def part(self, position: int) -> LocalAllReduce:
         """Return the reduction of one tensor."""
-        return LocalAllReduce(self.xs[position], self.axes, self.reduction, loc=self.loc)
+        return LocalAllReduce(
+            self.xs[position], self.axes, self.reduction, site=self.site(position), loc=self.loc
+        )
 
 
 class StartAllGather(Start, name="start_all_gather"):
@@ -89,7 +99,9 @@ class StartAllGather(Start, name="start_all_gather"):
     def part(self, position: int) -> LocalAllGather:
         """Return the gather of one tensor."""
         x, dim, sizes = self.xs[position], self.dims[position], self.sizes[position]
-        return LocalAllGather(x, self.axes, dim, sizes, self.index, loc=self.loc)
+        return LocalAllGather(
+            x, self.axes, dim, sizes, self.index, site=self.site(position), loc=self.loc
+        )
 
 
 class StartReduceScatter(Start, name="start_reduce_scatter"):
@@ -108,7 +120,14 @@ class StartReduceScatter(Start, name="start_reduce_scatter"):
         """Return the reduction of one tensor."""
         x, dim, sizes = self.xs[position], self.dims[position], self.sizes[position]
         return LocalReduceScatter(
-            x, self.axes, dim, sizes, self.index, self.reduction, loc=self.loc
+            x,
+            self.axes,
+            dim,
+            sizes,
+            self.index,
+            self.reduction,
+            site=self.site(position),
+            loc=self.loc,
         )
 
 
@@ -135,6 +154,7 @@ class StartAllToAll(Start, name="start_all_to_all"):
             self.source_sizes[position],
             self.target_sizes[position],
             self.index,
+            site=self.site(position),
             loc=self.loc,
         )
 

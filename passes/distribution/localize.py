@@ -28,6 +28,7 @@ from lynx.ir.ops.collective import (
     Shard,
 )
 from lynx.ir.ops.communication import (
+    Communication,
     LocalAllGather,
     LocalAllReduce,
     LocalAllToAll,
@@ -75,6 +76,7 @@ class _Localizer:
 
     def __post_init__(self) -> None:
         self.local: dict[Value, Value] = {}
+        self.sites = 0
         self.ops: list[Op] = []
         # Factory ops of which smaller ones were made; they go if nothing else needs them.
         self.cut: dict[Op, None] = {}
@@ -181,6 +183,9 @@ class _Localizer:
         self.local.update(zip(op.results, local.results, strict=True))
 
     def _emit(self, op: Op) -> Value:
+        if isinstance(op, Communication):
+            op = dataclasses.replace(op, site=self.sites)
+            self.sites += 1
         self.ops.append(op)
         return op.results[0]
 

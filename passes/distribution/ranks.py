@@ -51,7 +51,9 @@ def order_text(module: Module) -> str:
         parts = call.op.parts if isinstance(call.op, Start) else (call.op,)
         reduction = call.op.attributes.get("reduction")
         kind = parts[0].name.removeprefix("local_")
-        tensors = [f"{part.x.tensor_type.dtype.value} rank {part.x.tensor_type.rank}" for part in parts]
+        tensors = [
+            f"{part.x.tensor_type.dtype.value} rank {part.x.tensor_type.rank}" for part in parts
+        ]
         dims = [_dims(part) for part in parts]
         words = [f"lane {lane_of(call.axes)}: {kind}", *([str(reduction)] if reduction else [])]
         entries = (f"{tensor} {dim}".strip() for tensor, dim in zip(tensors, dims, strict=True))
@@ -60,7 +62,7 @@ def order_text(module: Module) -> str:
 
 
 def _dims(part: Communication) -> str:
-    names = ("dim", "source", "target")
+    names = ("dim", "source", "target", "site")
     return " ".join(f"{n} {part.attributes[n]}" for n in names if n in part.attributes)
 
 

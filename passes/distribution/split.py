@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -56,6 +57,13 @@ class SplitCollectives:
 
 def start_of(parts: list[Communication]) -> Start:
     """Return the start of communications that are alike but for tensors, dimensions and sizes."""
+    start = _start(parts)
+    if any(part.site < 0 for part in parts):
+        return start
+    return dataclasses.replace(start, sites=tuple(part.site for part in parts))
+
+
+def _start(parts: list[Communication]) -> Start:
     first = parts[0]
     xs, axes, lane = tuple(part.x for part in parts), first.axes, lane_of(first.axes)
     match first:
