@@ -28,7 +28,6 @@ from lynx.ir.ops.collective import (
     Shard,
 )
 from lynx.ir.ops.communication import (
-    Communication,
     LocalAllGather,
     LocalAllReduce,
     LocalAllToAll,
@@ -76,7 +75,6 @@ class _Localizer:
 
     def __post_init__(self) -> None:
         self.local: dict[Value, Value] = {}
-        self.sites = 0
         self.ops: list[Op] = []
         # Factory ops of which smaller ones were made; they go if nothing else needs them.
         self.cut: dict[Op, None] = {}
@@ -183,9 +181,6 @@ class _Localizer:
         self.local.update(zip(op.results, local.results, strict=True))
 
     def _emit(self, op: Op) -> Value:
-        if isinstance(op, Communication):
-            op = dataclasses.replace(op, site=self.sites)
-            self.sites += 1
         self.ops.append(op)
         return op.results[0]
 

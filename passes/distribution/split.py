@@ -41,6 +41,7 @@ class SplitCollectives:
             return module
         mapping: dict[Value, Value] = {}
         ops: list[Op] = []
+        site = 0
         for op in module.ops:
             current = op.replace_operands(mapping)
             if not isinstance(current, Communication):
@@ -48,7 +49,9 @@ class SplitCollectives:
                 if current is not op:
                     mapping.update(zip(op.results, current.results, strict=True))
                 continue
-            start = start_of([current])
+            # Communication is never removed, doubled or reordered: all devices count alike.
+            start = start_of([dataclasses.replace(current, site=site)])
+            site += 1
             wait = Wait(start.results, start.xs, loc=op.loc)
             ops += [start, wait]
             mapping.update(zip(op.results, wait.results, strict=True))
