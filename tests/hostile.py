@@ -23,7 +23,7 @@ from lynx.ir.sharding import Mesh
 from lynx.passes.distribution.ranks import members
 
 
-class Hang(Exception):
+class HangError(Exception):
     """All devices wait for others."""
 
 
@@ -81,18 +81,19 @@ class HostileMesh:
         self.mesh, self.late = mesh, late
         self.flights: dict[tuple[tuple[int, ...], int], Flight] = {}
         self.devices = [
-            Device(program, n, dict(zip(program.graph.inputs, map(torch.clone, given), strict=True)))
+            Device(program, n, dict(zip(program.graph.inputs, copies, strict=True)))
             for n, (program, given) in enumerate(zip(programs, inputs, strict=True))
+            for copies in [map(torch.clone, given)]
         ]
 
     def run(self) -> list[list[torch.Tensor]]:
-        """Return the outputs of each device; `Hang` if they do not end."""
+        """Return the outputs of each device; `HangError` if they do not end."""
         while True:
             moved = [self.advance(device) for device in self.devices]
             if all(d.position == len(d.program.steps) for d in self.devices):
                 break
             if not any(moved):
-                raise Hang
+                raise HangError
         return [
             [device.values[v].clone() for v in device.program.graph.outputs if v is not None]
             for device in self.devices
@@ -140,7 +141,8 @@ class HostileMesh:
             for member, result in zip(group, exchange(parts, given), strict=True):
                 flight.arrived[member].append(result)
         for member in group if write else ():
-            for value, result in zip(flight.starts[member].results, flight.arrived[member], strict=True):
+            results = flight.starts[member].results
+            for value, result in zip(results, flight.arrived[member], strict=True):
                 self.devices[member].values[value].copy_(result)
 
     def wait(self, device: Device, step: Step) -> bool:

@@ -361,7 +361,7 @@ def _as_bytes(x: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
-_COMBINE = {
+_COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
     "product": torch.mul,
     "max": torch.maximum,

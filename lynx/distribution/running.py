@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from lynx.backends.reference.schedule import abandon
 from lynx.ir.core import Graph
 from lynx.ir.ops.communication import Communication
 from lynx.ir.types import TensorType
+from lynx.passes.distribution.ranks import order_text
+from lynx.runtime import Executable
 
 from .agreement import Agreement
 from .groups import Group
@@ -22,8 +25,12 @@ Boxed = Callable[[list[Any]], Any]
 def entered(function: Boxed, graph: Graph, agreement: Agreement) -> Boxed:
     """Let a program of one process use the groups of its mesh, which are made before it first runs.
 
-    Before that all processes agree on the program, so that they make the same groups.
+    Before that all processes agree on the program, so that they make the same groups, and on the
+    order of its communication, so that none waits for what never comes.
     """
+    if isinstance(function, Executable):
+        text = f"{agreement.text}\n{order_text(function.program)}"
+        agreement = dataclasses.replace(agreement, text=text)
     axes = tuple(dict.fromkeys(op.axes for op in graph.ops if isinstance(op, Communication)))
     inner = with_strides(graph, function)
     groups: dict[tuple[str, ...], Group] = {}

@@ -257,7 +257,7 @@ class _Merging:
         if isinstance(op, Wait):
             return [op.start]
         found = [self.before[op]] if op in self.before else []
-        for member in self.bucket.get(op, [op]):  # type: ignore[list-item]  # is a list of ops
+        for member in self.bucket.get(op, [op]):
             found += [value.op for value in member.operands if value.op is not None]
         return found
 

@@ -80,8 +80,11 @@ def _start(parts: list[Communication]) -> Start:
             index, reduction = first.index, first.reduction
             return StartReduceScatter(xs, axes, lane, dims, sizes, index, reduction, loc=first.loc)
         case LocalAllToAll():
-            names = ("source", "target", "source_sizes", "target_sizes")
-            return StartAllToAll(xs, axes, lane, *_lists(parts, *names), first.index, loc=first.loc)
+            sources, targets = _lists(parts, "source", "target")
+            before, after = _lists(parts, "source_sizes", "target_sizes")
+            return StartAllToAll(
+                xs, axes, lane, sources, targets, before, after, first.index, loc=first.loc
+            )
     raise first.error("no-start", "cannot be split into a start and a wait")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -13,10 +14,15 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from lynx.backends.reference import call_of, communicators
 from lynx.backends.reference.schedule import in_flight
+from lynx.distribution.agreement import Agreement
+from lynx.distribution.failures import CommunicationError
 from lynx.distribution.groups import Groups
 from lynx.distribution.lanes import Lane
+from lynx.distribution.running import entered
 from lynx.ir.core import Graph
 from lynx.ir.program import Program
+from lynx.ir.program_text import parse_program, print_program
+from lynx.ir.program_verifier import verify_program
 from lynx.pass_context import pass_context
 from lynx.passes import Pipeline
 from lynx.passes.distribution.buckets import BucketCollectives
@@ -79,6 +85,36 @@ def test_scheduled_programs_give_the_same_bits(recipe: str) -> None:
     for rank in range(count):
         local_step(recipe, rank, batch=9, width=13, hidden=15)  # once, before the processes part
     assert all(all(same) for same in run_in_processes(count, split_and_unsplit, recipe))
+
+
+def run_with_another_order(rank: int) -> str:
+    """Let one rank start two gathers the other way round, and everybody agree before a step."""
+    groups = enter("fsdp")
+    text = print_program(
+        program_of(local_step("fsdp", rank), SplitCollectives(), ScheduleOverlap())
+    )
+    lines = re.sub(r"  free \([^)]*\)", "", text).split("\n")
+    first, second = [n for n, line in enumerate(lines) if "start_all_gather" in line][::2][:2]
+    if rank == 1:
+        lines[first], lines[second] = lines[second], lines[first]
+    program = parse_program("\n".join(lines))
+    verify_program(program)
+    executable = build(program, call_of)
+    agreement = Agreement("step", "", groups)
+    run = entered(executable, local_step("fsdp", rank), agreement)
+    try:
+        run(local_inputs(program.graph))
+    except CommunicationError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_other_orders_are_found_before_the_first_step() -> None:
+    local_step("fsdp", 0)
+    local_step("fsdp", 1)
+    for text in run_in_processes(2, run_with_another_order):
+        assert "ranks compiled different programs: step of rank 0 and that of rank 1" in text
+        assert "- lane dp: all_gather (dp): f32 rank 2 dim 0 site 0" in text
 
 
 def positions_do_not_matter(rank: int) -> bool:
