@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from lynx.ir import CompileError, Graph, UsageError, parse_graph
+from lynx.ir import Graph, UsageError, parse_graph
 from lynx.ir.program import Program
 from lynx.ir.program_text import parse_program
 from lynx.passes import parse_pipeline
@@ -47,13 +47,16 @@ def _module(options: argparse.Namespace) -> Program | Graph:
     first = next((line for line in lines if line and not line.startswith("//")), "")
     if first.startswith("program"):
         return parse_program(text, file=options.file)
-    graph = parse_graph(text, file=options.file)
-    if graph.mesh is not None and any(op.changes_sharding for op in graph.ops):
-        if not 0 <= options.device < graph.mesh.device_count:
-            message = f"there is no device {options.device} among {graph.mesh.device_count}"
-            raise UsageError("unknown-device", message)
-        graph = localize(graph, graph.mesh.coordinates(options.device))
-    module = parse_pipeline(options.pipeline).run(graph, pass_context(graph))
-    if not isinstance(module, Program | Graph):
-        raise CompileError("no-program", f"'{options.pipeline}' gives no program")
+    graph = local_graph(parse_graph(text, file=options.file), options.device)
+    module: Program | Graph = parse_pipeline(options.pipeline).run(graph, pass_context(graph))
     return module
+
+
+def local_graph(graph: Graph, device: int) -> Graph:
+    """Return what one device has of a graph over a mesh, or the graph if it is local already."""
+    if graph.mesh is None or not any(op.changes_sharding for op in graph.ops):
+        return graph
+    if not 0 <= device < graph.mesh.device_count:
+        message = f"there is no device {device} among {graph.mesh.device_count}"
+        raise UsageError("unknown-device", message)
+    return localize(graph, graph.mesh.coordinates(device))

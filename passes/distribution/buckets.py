@@ -78,7 +78,7 @@ def read_plan(text: str) -> list[Group]:
         return [tuple(map(int, group.split())) for group in text.split(",")]
     except ValueError as error:
         message = f"'{text}' is no plan, expected numbers of starts as '0 2 3, 5 6'"
-        raise UsageError("bad-plan", message) from error
+        raise UsageError("bad-buckets", message) from error
 
 
 def chosen(graph: Graph, costs: Costs, limit: int) -> list[Group]:
@@ -206,12 +206,12 @@ def merged(graph: Graph, groups: Sequence[Group]) -> Graph:
     starts = _starts(graph)
     numbers = [number for group in groups for number in group]
     if len(set(numbers)) != len(numbers) or not all(0 <= n < len(starts) for n in numbers):
-        raise UsageError("bad-plan", f"{list(groups)} are no buckets of {len(starts)} starts")
+        raise UsageError("bad-buckets", f"{list(groups)} are no buckets of {len(starts)} starts")
     buckets = [[starts[number] for number in group] for group in groups]
     if any(len({_key(start) for start in bucket}) > 1 for bucket in buckets):
-        raise UsageError("bad-plan", "a bucket holds starts of several kinds")
+        raise UsageError("bad-buckets", "a bucket holds starts of several kinds")
     if _acyclic(graph, groups) != list(groups):
-        raise UsageError("bad-plan", "starts of a bucket wait for each other")
+        raise UsageError("bad-buckets", "starts of a bucket wait for each other")
     return _Merging(graph, buckets).run()
 
 

@@ -45,9 +45,7 @@ class ScheduleOverlap:
         """Return the graph in another order; itself if none is better."""
         if not any(isinstance(op, Start) for op in module.ops):
             return module
-        if self.mode not in MODES:
-            known = " or ".join(MODES)
-            raise UsageError("unknown-mode", f"'{self.name}' has no mode '{self.mode}': {known}")
+        check_mode(self.mode)
         costs = Costs(target_of(self.target, context), module.mesh)
         before = play(module.ops, costs)
         ops, after = best_order(module, costs, self)
@@ -55,6 +53,13 @@ class ScheduleOverlap:
         if ops == module.ops:
             return module
         return dataclasses.replace(module, ops=ops)
+
+
+def check_mode(mode: str) -> None:
+    """Raise `UsageError` unless there is such a mode."""
+    if mode not in MODES:
+        message = f"'schedule-overlap' has no mode '{mode}', expected {' or '.join(MODES)}"
+        raise UsageError("unknown-mode", message)
 
 
 def target_of(name: str, context: PassContext) -> MeshTarget:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lynx.ir.core import Graph, Op, Value
+from lynx.ir.errors import InternalError
 from lynx.ir.ops.communication import (
     Communication,
     LocalAllGather,
@@ -85,7 +86,8 @@ def _start(parts: list[Communication]) -> Start:
             return StartAllToAll(
                 xs, axes, lane, sources, targets, before, after, first.index, loc=first.loc
             )
-    raise first.error("no-start", "cannot be split into a start and a wait")
+    message = f"'{first.name}' cannot be split into a start and a wait"
+    raise InternalError("no-start", message, first.loc)
 
 
 def _lists(parts: list[Communication], *names: str) -> list[tuple]:  # type: ignore[type-arg]  # entries differ in kind

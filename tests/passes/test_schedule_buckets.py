@@ -84,7 +84,7 @@ def test_plans_that_cannot_be_are_told(plan: str) -> None:
     graph = split(local_step("tp", 0, 2))
     with pytest.raises(UsageError) as raised:
         BucketCollectives(plan=plan).run(graph, PassContext())
-    assert raised.value.code == "bad-plan"
+    assert raised.value.code == "bad-buckets"
 
 
 def test_buckets_that_wait_for_each_other_are_refused() -> None:
