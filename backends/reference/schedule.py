@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from lynx.ir.call import Call
-from lynx.ir.errors import InternalError
+from lynx.ir.errors import InternalError, LynxError
 from lynx.ir.ops import schedule
 
 from .communication import Communicator, communicator
@@ -260,7 +260,16 @@ def _wait(pending: Tensors, xs: Tensors) -> Tensors:
 @means(schedule.Wait)
 def wait(op: schedule.Wait) -> Call:
     """Wait for the job."""
-    return _call(op, _wait, (op.pending, op.xs))
+
+    def waited(pending: Tensors, xs: Tensors) -> Tensors:
+        try:
+            return _wait(pending, xs)
+        except LynxError as error:  # which knows the group and the rank, but not the user's line
+            if op.loc.is_known and not error.loc.is_known:
+                raise type(error)(error.code, error.message, op.loc) from error
+            raise
+
+    return _call(op, waited, (op.pending, op.xs))
 
 
 def _call(
@@ -270,14 +279,13 @@ def _call(
 ) -> Call:
     """Return a call that gives one tensor if it is alone, or fills those that it is given."""
     names = tuple(f"out{position}" for position in range(len(op.results)))
-    is_wait = isinstance(op, schedule.Wait)
 
     def returned(*given: object) -> object:
         results = function(*given)
         return results[0] if len(results) == 1 else tuple(results)
 
     def filled(*given: object, **outs: torch.Tensor) -> None:
-        if is_wait:
+        if isinstance(op, schedule.Wait):
             function(*given)
         else:
             function(*given, outs=[outs[name] for name in names])

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .failures import CommunicationError
+
 Job = Callable[[], None]
 
 
@@ -38,7 +40,8 @@ class _Ticket:
 class Lane:
     """Runs jobs one after the other: of the CPU on a thread, of a GPU on a stream.
 
-    The transport gives up after its own time limit, so that no job runs forever.
+    The transport gives up after its own time limit, so that no job runs forever; jobs that are
+    behind one that failed so fail at once.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -62,8 +65,16 @@ class Lane:
         return ticket.wait
 
     def _work(self) -> None:
+        """Run jobs; once members did not get together they are out of step, and no other runs."""
+        broken: BaseException | None = None
         while True:
-            self._jobs.get().run()
+            ticket = self._jobs.get()
+            if broken is None:
+                ticket.run()
+                broken = ticket.error if isinstance(ticket.error, CommunicationError) else None
+            else:
+                ticket.error = broken
+                ticket.done.set()
 
     def _on_stream(
         self, job: Job, given: Sequence[torch.Tensor], device: torch.device

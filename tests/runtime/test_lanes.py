@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
+import lynx
 from lynx.backends.reference import call_of, communicators
 from lynx.backends.reference.schedule import in_flight
 from lynx.distribution.agreement import Agreement
@@ -19,6 +20,7 @@ from lynx.distribution.failures import CommunicationError
 from lynx.distribution.groups import Groups
 from lynx.distribution.lanes import Lane
 from lynx.distribution.running import entered
+from lynx.ir import parse_graph
 from lynx.ir.core import Graph
 from lynx.ir.program import Program
 from lynx.ir.program_text import parse_program, print_program
@@ -32,6 +34,7 @@ from lynx.passes.distribution.split import SplitCollectives
 from lynx.passes.lower import Lower
 from lynx.passes.plan_memory import PlanMemory
 from lynx.passes.reinplace import Reinplace
+from lynx.records import RECORDS
 from lynx.runtime import build
 from tests.processes import run_in_processes
 from tests.schedules import RECIPES, local_inputs, local_step
@@ -159,3 +162,65 @@ def test_the_error_of_a_job_is_raised_where_it_is_waited_for() -> None:
     with pytest.raises(ValueError, match="broken"):
         wait()
     after[0]()
+
+
+def test_jobs_behind_a_failed_communication_fail_at_once() -> None:
+    def fail() -> None:
+        raise CommunicationError("collective-failed", "nobody answers")
+
+    lane, seen = Lane(), list[int]()
+    waits = [lane.submit(job, [torch.zeros(1)]) for job in (fail, lambda: seen.append(1))]
+    for wait in waits:
+        with pytest.raises(CommunicationError, match="nobody answers"):
+            wait()
+    assert seen == []
+
+
+class Broken:
+    """A communicator whose transport fails."""
+
+    def all_reduce(self, x: torch.Tensor, reduction: str) -> torch.Tensor:
+        raise CommunicationError("collective-failed", "nobody answers")
+
+    def submit(self, job: Callable[[], None], given: Sequence[torch.Tensor]) -> Callable[[], None]:
+        return job
+
+
+def test_a_failed_communication_names_the_line_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(communicators, ("b",), Broken())  # type: ignore[misc]  # does one thing only
+    text = """
+graph @g(%a: f32[4]) {
+  %0 = local_all_reduce %a {axes = ["b"]} : f32[4]  loc("model.py":7)
+  return %0
+}
+"""
+    graph = parse_graph(text)
+    executable = build(program_of(graph, SplitCollectives()), call_of)
+    with pytest.raises(CommunicationError, match="model.py:7"):
+        executable([torch.zeros(4)])
+
+
+def compiled_layers(rank: int) -> list[str]:
+    """Compile a model with distributed parameters, and return the ops of its programs."""
+    device_mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+    x = torch.randn(4, 8)
+    expected = model(x).detach()
+    plan = {"0.weight": "tp, _", "0.bias": "tp", "2.weight": "_, tp"}
+    compiled = lynx.parallelize(model, device_mesh, plan, options={"strict": True})
+    result = compiled(x)
+    result = result.full_tensor() if hasattr(result, "full_tensor") else result
+    torch.testing.assert_close(result, expected)
+    result.sum().backward()
+    records = [record.executable.program for record in RECORDS.graphs]
+    return [op.name for program in records for op in program.ops]
+
+
+def test_compiled_models_run_their_communication_on_lanes() -> None:
+    for names in run_in_processes(2, compiled_layers):
+        assert "start_all_reduce" in names
+        assert names.count("wait") == sum(name.startswith("start_") for name in names)
+        assert not any(name.startswith("local_") for name in names)
