@@ -137,7 +137,7 @@ def calibrated(delay: float, sizes: dict[str, int]) -> MeshTarget:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]  # there is one
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--recipe", default="fsdp", choices=RECIPES)
     parser.add_argument("--delay", type=float, default=0.02, help="seconds for each transfer")
     parser.add_argument("--size", type=int, default=512)
@@ -157,7 +157,8 @@ def main() -> None:
         same = all(answer[name]["same"] for answer in answers)
         print(
             f"{name:13} {row['step'] * 1e3:8.1f} {row['predicted'] * 1e3:10.1f} "
-            f"{row['waited'] * 1e3:11.1f} {row['hidden'] * 1e3:10.1f} {gain:6.1%} {predicted:10.1%}  {same}"
+            f"{row['waited'] * 1e3:11.1f} {row['hidden'] * 1e3:10.1f} "
+            f"{gain:6.1%} {predicted:10.1%}  {same}"
         )
 
 

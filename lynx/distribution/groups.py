@@ -287,7 +287,7 @@ class Groups:
         self.timeout = timeout
         self._groups: dict[tuple[str, ...], Group] = {}
         self._process_groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
-        self._lanes: dict[tuple[str, ...], Lane] = {}
+        self._lanes: dict[str, Lane] = {}
 
     def group(self, axes: tuple[str, ...]) -> Group:
         """Return the group of processes that differ from this one along the axes alone."""
@@ -324,14 +324,11 @@ class Groups:
 
     def _make(self, axes: tuple[str, ...]) -> Group:
         ranks = self._members(axes)
-        return Group(
-            axes,
-            ranks,
-            ranks.index(dist.get_rank()),
-            self._process_group(axes, ranks),
-            self.timeout,
-            self._lanes.setdefault(tuple(sorted(axes)), Lane(", ".join(axes))),
-        )
+        process_group = self._process_group(axes, ranks)
+        # What shares a process group shares its lane, which keeps the order.
+        lane = self._lanes.setdefault(process_group.group_name, Lane(", ".join(axes)))
+        own = ranks.index(dist.get_rank())
+        return Group(axes, ranks, own, process_group, self.timeout, lane)
 
     def _process_group(self, axes: tuple[str, ...], ranks: tuple[int, ...]) -> dist.ProcessGroup:
         key = tuple(sorted(axes))

@@ -198,7 +198,7 @@ graph @g(%a: f32[4]) {
 """
     graph = parse_graph(text)
     executable = build(program_of(graph, SplitCollectives()), call_of)
-    with pytest.raises(CommunicationError, match="model.py:7"):
+    with pytest.raises(CommunicationError, match=r"model\.py:7"):
         executable([torch.zeros(4)])
 
 
