@@ -54,6 +54,7 @@ def test_the_wheel_holds_every_module_and_grammar(tmp_path: Path) -> None:
     grammars = [path for path in tracked_files(".lark") if path.parts[0] in CODE]
     assert [path.name for path in grammars if not any(n.endswith(path.name) for n in names)] == []
     assert "lynx/py.typed" in names
+    assert "lynx/passes/distribution/targets/h100.toml" in names
     strangers = [n for n in names if not n.startswith(("lynx/", "lynx_compiler-"))]
     assert not strangers
 
