@@ -175,7 +175,7 @@ def test_named_pipelines_expand(name: str) -> None:
 
 def test_each_mode_has_a_named_pipeline() -> None:
     modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-    assert list(NAMED_PIPELINES) == [*modes, "debug"]
+    assert list(NAMED_PIPELINES) == [*modes, "overlap", "debug"]
 
 
 ERRORS = [

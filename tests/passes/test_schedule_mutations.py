@@ -127,6 +127,31 @@ def drop_wait(lines: list[str], seed: random.Random) -> None:
     del lines[seed.choice(_with(lines, " = wait "))]
 
 
+def _defines_before_use(lines: list[str]) -> bool:
+    """Whether each step comes after those that it names, so that the text can be read."""
+    defined = set(re.findall(r"%\w+(?=:)", "\n".join(lines)))
+    for line in lines:
+        found = re.match(r"  (%[\w%, ]+) = (.*?)(  -> |$)", line)
+        if found is None:
+            continue
+        if not {n for n in re.findall(r"%\w+", found[2]) if not re.match(r"%x\d", n)} <= defined:
+            return False
+        defined.update(re.findall(r"%\w+", found[1]))
+    return True
+
+
+def mutated(
+    text: str, mutation: Callable[[list[str], random.Random], None], seed: random.Random
+) -> list[str]:
+    """Return the lines after a mutation, if possible one that leaves a text that can be read."""
+    for _ in range(20):
+        lines = text.split("\n")
+        mutation(lines, seed)
+        if "\n".join(lines) != text and _defines_before_use(lines):
+            break
+    return lines
+
+
 MUTATIONS: tuple[Callable[[list[str], random.Random], None], ...] = (
     move_wait,
     move_start,
@@ -154,9 +179,8 @@ def test_every_harmful_mutation_is_refused(recipe: str) -> None:
     counts: collections.Counter[str] = collections.Counter()
     for number in range(COUNT):
         device = seed.randrange(len(originals))
-        lines = texts[device].split("\n")
         mutation = MUTATIONS[number % len(MUTATIONS)]
-        mutation(lines, seed)
+        lines = mutated(texts[device], mutation, seed)
         modules = list(originals)
         try:
             modules[device] = parse_program("\n".join(lines))
@@ -179,9 +203,8 @@ def test_the_transport_has_teeth() -> None:
     faults: collections.Counter[str] = collections.Counter()
     for number in range(60):
         device = seed.randrange(len(originals))
-        lines = texts[device].split("\n")
         mutation = (swap_starts, move_buffer, drop_dependency)[number % 3]
-        mutation(lines, seed)
+        lines = mutated(texts[device], mutation, seed)
         modules = list(originals)
         try:
             modules[device] = parse_program("\n".join(lines))
