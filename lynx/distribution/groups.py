@@ -193,7 +193,7 @@ class Group:
         left = [max(len(flat) - member * longest, 0) for member in range(self.size)]
         sizes = [min(longest, size) for size in left]
         counts = [sizes[self.index]] * self.size
-        pieces = self._exchanged(list(flat.split(sizes)), counts, 0, where, "all_reduce")
+        pieces = self._exchanged(list(torch.split(flat, sizes)), counts, 0, where, "all_reduce")
         return self.all_gather(_combined(pieces, reduction), 0, sizes, where=where).view(x.shape)
 
     def _extreme(self, x: torch.Tensor, reduction: str, where: str) -> torch.Tensor:
