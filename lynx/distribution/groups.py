@@ -261,20 +261,27 @@ class Group:
             raise self._failure(collective, where, error) from error
 
     def _failure(self, collective: str, where: str, error: RuntimeError) -> CommunicationError:
-        silent = silent_ranks(self.ranks, "-".join(map(str, self.ranks)))
-        blame = (
-            f"rank {', '.join(map(str, silent))} does not answer"
-            if silent
-            else "all ranks of the group answer"
-        )
-        where = where or place_in_model()
-        place = f" for {where}" if where else ""
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        message = (
-            f"{collective}{place} over ({', '.join(self.axes)}) among ranks "
-            f"{list(self.ranks)} failed on rank {dist.get_rank()}: {blame}: {first}"
-        )
-        return CommunicationError("collective-failed", message)
+        return failed(collective, where, self.axes, self.ranks, error)
+
+
+def failed(
+    collective: str, where: str, axes: Sequence[str], ranks: Sequence[int], error: RuntimeError
+) -> CommunicationError:
+    """Return the error of a communication that failed, which says who does not answer."""
+    silent = silent_ranks(ranks, "-".join(map(str, ranks)))
+    blame = (
+        f"rank {', '.join(map(str, silent))} does not answer"
+        if silent
+        else "all ranks of the group answer"
+    )
+    where = where or place_in_model()
+    place = f" for {where}" if where else ""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    message = (
+        f"{collective}{place} over ({', '.join(axes)}) among ranks "
+        f"{list(ranks)} failed on rank {dist.get_rank()}: {blame}: {first}"
+    )
+    return CommunicationError("collective-failed", message)
 
 
 class Groups:
@@ -302,12 +309,7 @@ class Groups:
         found = self._groups.get(("control",))
         if found is None:
             ranks = self._members(self.mesh.names)
-            process_group = dist.new_group(
-                sorted(ranks),
-                backend="gloo",
-                use_local_synchronization=True,
-                timeout=datetime.timedelta(seconds=self.timeout),
-            )
+            process_group = self._new_group(self.mesh.names, ranks, "gloo")
             index = ranks.index(dist.get_rank())
             found = Group(self.mesh.names, ranks, index, process_group, self.timeout)
             self._groups["control",] = found
@@ -340,9 +342,24 @@ class Groups:
                 found = dist.group.WORLD
                 assert found is not None
             else:
-                found = dist.new_group(sorted(ranks), use_local_synchronization=True)
+                found = self._new_group(axes, ranks)
             self._process_groups[key] = found
         return found
+
+    def _new_group(
+        self, axes: Sequence[str], ranks: Sequence[int], backend: str | None = None
+    ) -> dist.ProcessGroup:
+        """Make a group with the other members; `CommunicationError` if they do not come."""
+        try:
+            made: dist.ProcessGroup = dist.new_group(
+                sorted(ranks),
+                backend=backend,
+                use_local_synchronization=True,
+                timeout=datetime.timedelta(seconds=self.timeout),
+            )
+        except RuntimeError as error:
+            raise failed("making a group", "", axes, ranks, error) from error
+        return made
 
 
 def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -384,20 +385,26 @@ def different_programs() -> str:
     raise AssertionError("ranks agreed on different programs")
 
 
-def dies() -> tuple[str, float]:
-    """Rank 1 is killed in the middle of training; returns what the others say, and when."""
+def dies(after: float | None = None) -> tuple[str, float]:
+    """Rank 1 is killed in the middle of training; returns what the others say, and when.
+
+    With `after` that is so many seconds from now, whatever the process is doing.
+    """
+    if after is not None and torch.distributed.get_rank() == 1:
+        threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    end = time.monotonic() + (after or 0.0)
     on = mesh(("dp", torch.distributed.get_world_size()))
     model = lynx.parallelize(
         MLP(), on, {"inputs.0": "dp, _"}, options=STRICT | {"collective_timeout": 15}
     )
-    for step in range(100):
-        if step == 2 and torch.distributed.get_rank() == 1:
+    for step in range(100_000):
+        if after is None and step == 2 and torch.distributed.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         start = time.monotonic()
         try:
             model(torch.randn(8, 8)).sum().full_tensor().backward()
         except Exception as error:
-            return f"{type(error).__name__}: {error}", time.monotonic() - start
+            return f"{type(error).__name__}: {error}", time.monotonic() - max(start, end)
     raise AssertionError("nobody noticed")
 
 

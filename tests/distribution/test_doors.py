@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,4 +104,15 @@ def test_dead_peer() -> None:
         for said, seconds in processes.run(doors.dies, alive=2):
             assert said.startswith("CommunicationError"), said
             assert "rank 1 does not answer" in said
+            assert seconds < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(10))
+def test_peer_that_dies_at_any_time(number: int) -> None:
+    """While it compiles, communicates, or computes: the others stop, and name it."""
+    after = random.Random(number).uniform(0.0, 20.0)
+    with Processes(3) as processes:
+        for said, seconds in processes.run(doors.dies, after, alive=2):
+            assert "rank 1 does not answer" in said, said
             assert seconds < 30
