@@ -109,7 +109,7 @@ def test_every_dump_runs_and_is_a_test(
     compiled = torch.compile(Constants(), backend="lynx", options=options, dynamic=dynamic)
     compiled(torch.randn(6, 40))
     files = sorted(tmp_path.glob("*/*.lynx"))
-    assert "20-lower.lynx" in [path.name for path in files]
+    assert any(path.name.endswith("-lower.lynx") for path in files)
     for path in files:
         assert run_file(path, path.read_text()) == []
         assert main(["run", str(path)]) == 0

@@ -71,6 +71,7 @@ def outputs_of(graph: Graph, program: Program, seed: int) -> list[torch.Tensor]:
 
 
 def split_and_unsplit(rank: int, recipe: str) -> list[bool]:
+    in_flight.clear()  # what the process that forked this one left
     enter(recipe)
     graph = local_step(recipe, rank, batch=9, width=13, hidden=15)
     plain = outputs_of(graph, program_of(graph), rank)
