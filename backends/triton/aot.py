@@ -20,6 +20,7 @@ from lynx.ir.kernel import Buffer, Kernel
 from .launch import load_module
 from .module import PrintedModule, print_module
 from .printer import PrintedStage
+from .threads import parsed_again
 
 SM_90 = GPUTarget("cuda", 90, 32)
 GFX942 = GPUTarget("hip", "gfx942", 64)
@@ -86,7 +87,7 @@ def compile_function(
         constexprs={(list(signature).index(key),): value for key, value in constants.items()},
         attrs=attributes,
     )
-    compiled = triton.compile(source, target=TARGETS[target], options=options)
+    compiled = parsed_again(lambda: triton.compile(source, target=TARGETS[target], options=options))
     if TARGETS[target].backend == "cuda":
         registers, spills = read_ptx(compiled.asm["ptx"])
     else:

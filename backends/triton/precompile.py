@@ -17,6 +17,7 @@ from .launch import current_device, load_module
 from .module import PrintedModule
 from .printer import PrintedStage
 from .sizes import estimate
+from .threads import parsed_again
 
 MOST_THREADS = 16
 
@@ -55,11 +56,10 @@ def _compiled(printed: PrintedModule, stage: PrintedStage, device: str) -> Any:
     try:
         function = load_module(printed.text, printed.name)[stage.name]
         with current_device(torch.device(device)):
-            return function.warmup(
-                *map(_stand_in, (parameter.stands_for for parameter in stage.parameters)),
-                grid=(1,),
-                **{k: tl.int32 if k == "INDEX" else v for k, v in stage.constants.items()},
-                **stage.options,
+            given = [_stand_in(parameter.stands_for) for parameter in stage.parameters]
+            constants = {k: tl.int32 if k == "INDEX" else v for k, v in stage.constants.items()}
+            return parsed_again(
+                lambda: function.warmup(*given, grid=(1,), **constants, **stage.options)
             )
     except Exception as error:  # the compiler of Triton raises what its passes do
         return error
