@@ -243,3 +243,22 @@ def test_gradients_of_what_noise_drops_are_no_numbers_where_weights_are_none() -
     compiled = torch.compile(function, backend="lynx")
     found = torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v))
     torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_lengths_that_leave_only_the_least_number(length: int) -> None:
+    """Next to the least number the logarithm of the number of keys is nothing: weights are 1."""
+
+    def model(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        scores = q @ k.transpose(-2, -1)
+        seen = torch.arange(k.shape[-2]) < lengths[:, None, None, None]
+        scores = scores + torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+        return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 8) for n in (5, 4, 4))
+    lengths = torch.tensor([4, length])
+    compiled = torch.compile(model, backend="lynx", options={"strict": True})
+    torch.testing.assert_close(compiled(q, k, v, lengths), model(q, k, v, lengths))

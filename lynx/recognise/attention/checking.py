@@ -22,6 +22,7 @@ from lynx.recognise.nodes import Node, Refusal, expression, tensor_of
 
 from .tracing import FULL, Replay, computing_dtype
 from .truths import is_truth
+from .vocabulary import kind_of
 
 TOLERANCE = 1e-4
 """How much results may differ, relative to the greatest of them."""
@@ -34,6 +35,9 @@ ROUGH = 4e-2
 
 LARGEST = 1 << 21
 """How many scores at most are computed in a check."""
+
+_LEAST = -1e30
+"""Below this, finite numbers stand for minus infinity."""
 
 _RESULTS, _GRADIENTS = "it would not compute", "its gradients would not be"
 
@@ -83,7 +87,12 @@ def _is_size(node: Node) -> bool:
 
 
 def check(computation: Computation) -> None:
-    """Raise `Refusal` if the two ways differ on random numbers."""
+    """Raise `Refusal` if the two ways differ on random numbers, or may on others."""
+    if _may_lose_the_count(computation):
+        raise Refusal(
+            "weights from logarithms would not be the same in rows of the least number, which "
+            "loses the number of keys"
+        )
     tried = 0
     for values in _assignments(computation):
         if _score_count(computation, values) > LARGEST:
@@ -91,6 +100,28 @@ def check(computation: Computation) -> None:
         tried += any(_is_compared(computation, values, precise) for precise in (True, False))
     if not tried:
         raise Unchecked("no sizes were found for which it could be checked")
+
+
+def _may_lose_the_count(computation: Computation) -> bool:
+    """Whether weights are `exp(s - logsumexp(s))`, and whole rows of `s` may be the least number.
+
+    Next to that the logarithm of the number of keys is nothing, so that weights are 1 and not 1/n.
+    Which rows numbers leave nothing of, such as lengths, no draw of them tells.
+    """
+    kinds = {kind_of(node) for node in computation.before}
+    if not kinds & {"logsumexp", "log"}:
+        return False
+    counted = any(
+        isinstance(value := node.meta.get("example_value"), torch.Tensor)
+        and not value.is_floating_point()
+        and value.dim() > 0
+        for node in computation.sources
+    )
+    return counted and any(_is_least(item) for node in computation.before for item in node.args)
+
+
+def _is_least(item: Any) -> bool:
+    return isinstance(item, float) and -math.inf < item < _LEAST
 
 
 def _is_compared(computation: Computation, values: Mapping[str, int], precise: bool) -> bool:
