@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from tests.frontend.attention_programs import Program, programs
+from tests.frontend.attention_programs import Program, Sizes, programs
 from tests.frontend.test_recognise_attention import Counter, evaluated, in_double
 
 PROGRAMS = int(os.environ.get("LYNX_TEST_PROGRAMS", "0"))
@@ -23,7 +23,7 @@ PROGRAMS = int(os.environ.get("LYNX_TEST_PROGRAMS", "0"))
 def many(default: int) -> Callable[[Any], Any]:
     return settings(
         max_examples=PROGRAMS or default, deadline=None, derandomize=not PROGRAMS, database=None,
-        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
 
 
@@ -65,7 +65,24 @@ mask of symbolic sizes may need to know them.
 """
 
 
+# Lengths of which one leaves nothing, next to the least number and weights from logarithms.
+LENGTHS = Program(
+    Sizes(3, 1, 2, 1, 4, 1, 3),
+    torch.float32,
+    "plain",
+    ("cast",),
+    (("lengths", 1, True), ("lengths", 4, True)),
+    False,
+    "least",
+    False,
+    "logarithm",
+    "plain",
+    True,
+)
+
+
 @given(programs(9), st.booleans())
+@example(LENGTHS, True)
 @many(25)
 def test_operator(program: Program, dynamic: bool) -> None:
     torch._dynamo.reset()
