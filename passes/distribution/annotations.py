@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from lynx.ir.core import Value
 from lynx.ir.errors import UsageError
@@ -13,7 +13,7 @@ from lynx.ir.sharding import Mesh, Sharding
 INPUT_PRIORITY = 0
 """Of what the user says of data: batches are split before anything else is decided."""
 PARAMETER_PRIORITY = 1
-"""Of parameters and of constraints inside a model."""
+"""Of parameters; constraints inside a model have their own, see `Constrain.priority_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,6 @@ class Annotations:
     mesh: Mesh
     inputs: tuple[Annotation | None, ...]
     outputs: tuple[Sharding | None, ...] = ()
-    output_priorities: tuple[int, ...] = field(default=())
 
     def normal(self, inputs: Sequence[Value], outputs: Sequence[Value | None]) -> Annotations:
         """Return the annotations with units that the types of values have after collectives.

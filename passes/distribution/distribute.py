@@ -19,16 +19,8 @@ from .propagate import Layouts, propagate
 from .report import summary
 from .sums import group_sums
 
-PREPARE = Pipeline(
-    (
-        Canonicalize(),
-        MergeCommonSubexpressions(),
-        RemoveDeadCode(),
-    )
-)
-"""What a graph goes through before it is laid out."""
-
 CLEAN = Pipeline((Canonicalize(), MergeCommonSubexpressions(), RemoveDeadCode()))
+"""What a graph goes through before it is laid out, and after ops were expanded."""
 _MOST_EXPANSIONS = 8
 
 
@@ -48,7 +40,7 @@ def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> 
     `UsageError` for annotations that do not fit, `CompileError` where it is impossible.
     """
     annotations = annotations.normal(graph.inputs, graph.outputs)
-    prepared: Graph = PREPARE.run(graph, context)
+    prepared: Graph = CLEAN.run(graph, context)
     layouts = propagate(prepared, annotations)
     for _ in range(_MOST_EXPANSIONS):
         expanded = expand_blocked(prepared, layouts, context)

@@ -245,8 +245,6 @@ class _Partition:
         if isinstance(target.type, TensorType):
             sharding = target.type.sharding
             assert sharding is not None
-            if value.tensor_type.sharding is None:
-                value = self._moved(value, sharding, _where(mutation.value))
             value = self._moved(value, sharding, _where(mutation.value))
         return Mutation(target, value)
 

@@ -33,7 +33,6 @@ class Pending:
         self.graph, self.spaces, self.splits, self.mesh = graph, spaces, splits, mesh
         self.users = users(graph)
         self.counts = use_counts(graph)
-        self.place = {op: index for index, op in enumerate(graph.ops)}
         self.waiting: dict[Value, dict[Partial, None]] = {}
         # Ops of one structure share their space and, from the strategist, their splits.
         self.own: dict[tuple[int, int, int], tuple[Partial, ...]] = {}

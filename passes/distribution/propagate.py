@@ -152,13 +152,9 @@ class _Propagation:
             reasons = dict.fromkeys(levels, Reason(None))
             self.layouts.reasons[value] = reasons
         seeds += self._constraints()
-        given = self.annotations.output_priorities
-        for index, (output, sharding) in enumerate(
-            zip(self.graph.outputs, self.annotations.outputs, strict=False)
-        ):
+        for output, sharding in zip(self.graph.outputs, self.annotations.outputs, strict=False):
             if output is not None and sharding is not None and output not in self.fixed:
-                level = given[index] if index < len(given) else PARAMETER_PRIORITY
-                seeds.append((output, sharding, level))
+                seeds.append((output, sharding, PARAMETER_PRIORITY))
         return seeds
 
     def _constraints(self) -> Iterator[tuple[Value, Sharding, int]]:

@@ -195,5 +195,5 @@ def _without(splits: Mapping[str, Split], axis: str) -> dict[str, Split] | None:
         elif split.axes[-1] != axis:
             return None
         elif len(split.axes) > 1:
-            found[name] = Split(split.axes[:-1], split.unit)
+            found[name] = split.first(len(split.axes) - 1)
     return found

@@ -117,7 +117,11 @@ def _may_lose_the_count(computation: Computation) -> bool:
         and value.dim() > 0
         for node in computation.sources
     )
-    return counted and any(_is_least(item) for node in computation.before for item in node.args)
+    return counted and any(
+        _is_least(item)
+        for node in computation.before
+        for item in (*node.args, *node.kwargs.values())
+    )
 
 
 def _is_least(item: Any) -> bool:
