@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from .dims import Dim, is_equal, product
 from .sharding import REDUCTIONS, WHOLE, Mesh, Partial, Sharding, Split, sharding_of
 from .space import Axis, FactorKind, IterationSpace, Window
+from .tiles import split_of_dimension, split_of_positions
 
 COMBINES = {
     "sum": "sum",
@@ -274,7 +275,8 @@ def axis_split(
     if isinstance(axis, Window):
         if axis.offset in splits:
             return None
-        return None if axis.position in splits else WHOLE
+        position = splits.get(axis.position)
+        return WHOLE if position is None else split_of_dimension(space, axis, position, mesh)
     if not any(name in splits for name in axis):
         return WHOLE
     return dim_split(axis, [space.factor(name).size for name in axis], splits, mesh)
@@ -284,7 +286,10 @@ def _axis_splits(
     space: IterationSpace, axis: Axis, split: Split, mesh: Mesh | None, position: int
 ) -> dict[str, Split]:
     if isinstance(axis, Window):
-        raise ShardingError("needs-neighbours", f"windows slide along '{axis}'", position)
+        windows = split_of_positions(space, axis, split, mesh)
+        if windows is None:
+            raise ShardingError("needs-neighbours", f"windows slide along '{axis}'", position)
+        return {axis.position: windows}
     if not axis:
         raise ShardingError("needs-whole", f"operand {position} has no factor to cut", position)
     found = factor_splits(axis, [space.factor(name).size for name in axis], split, mesh)
@@ -296,7 +301,7 @@ def _axis_splits(
 
 def _size(space: IterationSpace, axis: Axis) -> Dim:
     if isinstance(axis, Window):
-        return 0
+        return axis.size
     return product([space.factor(name).size for name in axis])
 
 

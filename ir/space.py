@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from .dims import Dim
+from .dims import Dim, minimum
 
 
 class FactorKind(enum.Enum):
@@ -53,8 +53,10 @@ class Factor:
 class Window:
     """A dimension indexed by `position * stride + offset * dilation - padding`.
 
-    `position` and `offset` are factors: the output position and the place in the window. Sharding
-    it needs a halo of the neighbour's elements.
+    `position` and `offset` are factors: the output position and the place in the window. Windows
+    that lie side by side are cut between them (see `tiles`); others need a halo of the neighbour's
+    elements. `size` is the length of the dimension, 0 where it does not matter: the last windows of
+    a longer row of windows are short, or empty.
     """
 
     position: str
@@ -62,9 +64,15 @@ class Window:
     stride: Dim = 1
     dilation: Dim = 1
     padding: Dim = 0
+    size: Dim = 0
 
     def __str__(self) -> str:
         return f"{self.position}+{self.offset}"
+
+    def rows(self, start: Dim, count: Dim) -> tuple[Dim, Dim]:
+        """Return the start and the length of what `count` windows side by side cover."""
+        first = minimum(start * self.stride, self.size)
+        return first, minimum((start + count) * self.stride, self.size) - first
 
 
 Axis: TypeAlias = tuple[str, ...] | Window

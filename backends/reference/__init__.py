@@ -3,6 +3,7 @@
 from . import (
     aten,
     attention,
+    attention_pieces,
     communication,
     convolution,
     elementwise,
@@ -14,6 +15,7 @@ from . import (
     loss,
     loss_linear,
     normalization,
+    pieces,
     random,
     reduction,
     schedule,
@@ -28,6 +30,7 @@ from .registry import call_of, covered, means
 RULE_MODULES = (
     aten,
     attention,
+    attention_pieces,
     communication,
     convolution,
     elementwise,
@@ -39,6 +42,7 @@ RULE_MODULES = (
     loss,
     loss_linear,
     normalization,
+    pieces,
     random,
     reduction,
     schedule,

@@ -27,6 +27,8 @@ from .score import RowProgram, derivative_rows, evaluate_region, rows_of
 BLOCK_BYTES = 16 << 20
 """Memory for the scores of the queries that are worked on at a time."""
 
+_ALL = slice(None)
+
 
 @dataclass(frozen=True)
 class AttentionForm:
@@ -70,7 +72,7 @@ def attend(
     lse: Optional = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return attention, and the logarithm of the sum of exponentials of each query's scores."""
-    work = _Work(q, k, v, operands, sink, keep, form, symbols or {})
+    work = RowsOfScores(q, k, v, operands, sink, keep, form, symbols or {})
     out = empty_output(q, v) if out is None else out
     lse = q.new_empty(q.shape[:3], dtype=work.dtype) if lse is None else lse
     for rows, _, found in work.by_rows():
@@ -94,7 +96,7 @@ def attend_backward(
     symbols: Mapping[str, int] | None = None,
 ) -> list[torch.Tensor]:
     """Return the gradients of q, k, v, the sink and operands that are wanted, in this order."""
-    work = _Work(q, k, v, operands, sink, keep, form, symbols or {})
+    work = RowsOfScores(q, k, v, operands, sink, keep, form, symbols or {})
     of_q, of_k, of_v, of_sink, *of_operands = work.memory(wanted)
     for rows, dot, (weights, of_logit, _) in work.by_rows():
         incoming = grad_out[:, :, rows].to(work.dtype)
@@ -124,7 +126,7 @@ class Softmax(NamedTuple):
     logarithms: torch.Tensor
 
 
-class _Work:
+class RowsOfScores:
     """The operands of one call, and the products that some rows of scores take part in."""
 
     def __init__(
@@ -209,15 +211,15 @@ class _Work:
         share = None if of_sink is None else of_sink / total
         return Softmax(powers / total, share, logarithms[..., 0])
 
-    def kept(self, weights: torch.Tensor, rows: slice) -> torch.Tensor:
-        """Return weights, or their gradients, after dropout."""
+    def kept(self, weights: torch.Tensor, rows: slice, keys: slice = _ALL) -> torch.Tensor:
+        """Return weights of some keys, or their gradients, after dropout."""
         if self.keep is None:
             return weights
-        return weights * self.keep[:, :, rows] * self.form.keep_scale
+        return weights * self.keep[:, :, rows, keys] * self.form.keep_scale
 
-    def times_values(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return sums of values."""
-        return self._grouped_product(weights, self.v)
+    def times_values(self, weights: torch.Tensor, keys: slice = _ALL) -> torch.Tensor:
+        """Return sums of values of some keys."""
+        return self._grouped_product(weights, self.v[:, :, keys])
 
     def by_values(self, incoming: torch.Tensor) -> torch.Tensor:
         """Return products of gradients with values."""
@@ -314,7 +316,7 @@ def composite(
     form: AttentionForm,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the same by way of all weights, in operators that autograd knows."""
-    work = _Work(q, k, v, operands, sink, keep, form, {})
+    work = RowsOfScores(q, k, v, operands, sink, keep, form, {})
     rows, _, found = work.whole()
     out = work.times_values(work.kept(found.weights, rows)).to(v.dtype)
     return out, found.logarithms
@@ -333,7 +335,7 @@ def composite_backward(
     wanted: Sequence[bool],
 ) -> list[torch.Tensor]:
     """Return the gradients that are wanted, by way of all weights, so that autograd sees them."""
-    work = _Work(q, k, v, operands, sink, keep, form, {})
+    work = RowsOfScores(q, k, v, operands, sink, keep, form, {})
     rows, dot, (weights, of_logit, _) = work.whole()
     incoming = grad_out.to(work.dtype)
     of_weights = work.kept(work.by_values(incoming), rows)

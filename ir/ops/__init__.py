@@ -42,7 +42,9 @@ from .attention import (
     Attending,
     Attention,
     AttentionBackward,
+    Scoring,
 )
+from .attention_pieces import AttentionPartBackward, AttentionPieces
 from .collective import (
     AllGather,
     AllReduce,
@@ -246,6 +248,7 @@ from .normalization import (
     RmsNorm,
     RmsNormBackward,
 )
+from .pieces import CumulativeSumPieces, TopKPieces
 from .pooling import (
     AdaptiveAveragePool,
     AdaptiveAveragePoolBackward,
@@ -369,6 +372,8 @@ __all__ = [
     "Attending",
     "Attention",
     "AttentionBackward",
+    "AttentionPartBackward",
+    "AttentionPieces",
     "AveragePool",
     "AveragePoolBackward",
     "BatchMatmul",
@@ -406,6 +411,7 @@ __all__ = [
     "CumulativeMin",
     "CumulativeProduct",
     "CumulativeSum",
+    "CumulativeSumPieces",
     "DeviationAndMean",
     "Diagonal",
     "Digamma",
@@ -557,6 +563,7 @@ __all__ = [
     "Scatter",
     "ScatterAdd",
     "ScatterReduce",
+    "Scoring",
     "SearchSorted",
     "Select",
     "Sgn",
@@ -601,6 +608,7 @@ __all__ = [
     "Threshold",
     "ThresholdBackward",
     "TopK",
+    "TopKPieces",
     "Truncate",
     "Unary",
     "Unfold",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim, may_equal
-from lynx.ir.space import FactorKind, IndexMap, IterationSpace
+from lynx.ir.space import Axis, FactorKind, IndexMap, IterationSpace
 from lynx.ir.types import DType, TensorType, is_same_type, unsharded
 
 from .factors import (
@@ -22,8 +23,11 @@ from .layout import quotient
 from .parts import CannotCut, Part, part_of
 
 
-class Attending(Op):
-    """Base of attention and its gradients: checks of the operands, and how they are indexed."""
+class Scoring(Op):
+    """Base of all ops that compare queries with keys: checks of operands, and their score function.
+
+    The operands are described at `attention`.
+    """
 
     q: Value
     k: Value
@@ -59,11 +63,6 @@ class Attending(Op):
         """The type of the logarithms of denominators."""
         return self.dot_type.with_shape(self.q.shape[:3])
 
-    @property
-    def headed(self) -> tuple[Value, ...]:
-        """The results that have heads as `q` has, inside of which the rows of a head may lie."""
-        raise NotImplementedError(type(self).__name__)
-
     def scoring(self) -> Region | None:
         """Return the score function; None where the products are the scores."""
         raise NotImplementedError(type(self).__name__)
@@ -73,18 +72,20 @@ class Attending(Op):
         score = self.scoring()
         if score is None:
             return {}
-        cuts = {"b": (0, 1), "g": (1, self.group), "r": (1, 1), "q": (2, 1)}
-        if factor not in cuts:
-            raise self.error("no-local-form", f"needs all of '{factor}' at once")
-        dim, step = cuts[factor]
-        part = (
-            CannotCut("heads are not shared evenly")
-            if step is None
-            else _part(score, dim, start * step, size * step)
-        )
+        cut = self._cut(factor, start, size)
+        part = CannotCut("heads are not shared evenly") if cut is None else _part(score, *cut)
         if isinstance(part, CannotCut):
             raise self.error("no-local-form", f"has no parts along '{factor}': {part.reason}")
         return {"score": part.region}
+
+    def _cut(self, factor: str, start: Dim, size: Dim) -> tuple[int, Dim, Dim] | None:
+        """Return which part of the products a part of a factor is: dimension, start and length."""
+        if factor == "g":
+            return None if self.group is None else (1, start * self.group, size * self.group)
+        dims = {"b": 0, "r": 1, "q": 2}
+        if factor not in dims:
+            raise self.error("no-local-form", f"needs all of '{factor}' at once")
+        return dims[factor], start, size
 
     def _check(self) -> None:
         for value in (self.q, self.k, self.v):
@@ -130,6 +131,15 @@ class Attending(Op):
             raise self.error("region-results", f"has scores ({found}), expected {dot}")
 
 
+class Attending(Scoring):
+    """Base of attention and its gradients."""
+
+    @property
+    def headed(self) -> tuple[Value, ...]:
+        """The results that have heads as `q` has, inside of which the rows of a head may lie."""
+        raise NotImplementedError(type(self).__name__)
+
+
 class Attention(Attending, name="attention"):
     """Return softmax of scores, times values, and the logarithms of its denominators.
 
@@ -165,7 +175,7 @@ class Attention(Attending, name="attention"):
 
     def space(self) -> IterationSpace:
         """Run over batches in parallel where the score function does; softmax needs all keys."""
-        indices = _Indices(self, FactorKind.PARALLEL)
+        indices = Indices(self, FactorKind.PARALLEL)
         (batch, heads, queries, _), depth = indices.q, indices.v[3]
         row = (batch, heads, queries)
         return indices.space(indices.operands(), ((*row, depth), row))
@@ -225,7 +235,7 @@ class AttentionBackward(Attending, name="attention_backward"):
 
     def space(self) -> IterationSpace:
         """Add up what batches and queries give to operands that they share."""
-        indices = _Indices(self, FactorKind.REDUCTION)
+        indices = Indices(self, FactorKind.REDUCTION)
         (batch, heads, queries, _), depth = indices.q, indices.v[3]
         row = (batch, heads, queries)
         given = [(*row, depth), *(() if self.grad_lse is None else (row,)), (*row, depth), row]
@@ -250,20 +260,26 @@ def _part(score: Region, dim: int, start: Dim, size: Dim) -> Part | CannotCut:
     return part if part.results == (dim,) else CannotCut("it moves a dimension")
 
 
-class _Indices:
+class Indices:
     """How the factors of attention index its operands.
 
     `b` runs over the batch, `g` over shared heads, `r` over the heads that share one, `q` over
-    queries, `k` over keys. Factors along which the score function has no parts are opaque.
+    queries, `k` over keys. Factors along which the score function has no parts are opaque. `keys`
+    makes the axis of keys, of the kind that is given, if they can be cut; else they are needed all.
     """
 
-    def __init__(self, op: Attending, kind: FactorKind) -> None:
+    def __init__(
+        self,
+        op: Scoring,
+        kind: FactorKind,
+        keys: Callable[[Factors, bool], Axis] | None = None,
+    ) -> None:
         self.op, self.factors = op, Factors()
         score, group = op.scoring(), op.group
         (batch, heads, queries, depth), shared = op.q.shape, op.k.shape[1]
         self.parts = [
             None if score is None else _part(score, dim, 0, op.dot_type.shape[dim])
-            for dim in range(3)
+            for dim in range(3 if keys is None else 4)
         ]
         kinds = [FactorKind.OPAQUE if isinstance(part, CannotCut) else kind for part in self.parts]
         self.batch = self.factors.of(kinds[0], "b", batch)
@@ -275,7 +291,11 @@ class _Indices:
             inner = self.factors.of(kinds[1] if shared == 1 else FactorKind.OPAQUE, "r", group)
             self.heads = (*self.shared, *inner)
         self.queries = self.factors.of(kinds[2], "q", queries)
-        self.keys = self.factors.opaque("k", op.k.shape[2])
+        self.keys: Axis = (
+            self.factors.opaque("k", op.k.shape[2])
+            if keys is None
+            else keys(self.factors, not isinstance(self.parts[3], CannotCut))
+        )
         depth_of_keys = self.factors.opaque("d", depth)
         self.q: IndexMap = (self.batch, self.heads, self.queries, depth_of_keys)
         self.k: IndexMap = (self.batch, self.shared, self.keys, depth_of_keys)
@@ -295,9 +315,9 @@ class _Indices:
 
     def _of_input(self, place: int, value: Value) -> IndexMap:
         """Return the map of an operand of the score function, which needs the rest as a whole."""
-        axes: dict[int, tuple[str, ...]] = {}
-        names = (self.batch, self.heads, self.queries)
-        for part, name in zip(self.parts, names, strict=True):
+        axes: dict[int, Axis] = {}
+        names = (self.batch, self.heads, self.queries, self.keys)
+        for part, name in zip(self.parts, names, strict=False):
             if isinstance(part, Part):
                 _, dim = part.parameters[1 + place]
                 if dim is not None:

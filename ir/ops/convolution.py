@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from lynx.ir.core import Op, Value
-from lynx.ir.dims import Dim, floor_div
+from lynx.ir.dims import Dim, floor_div, is_equal
 from lynx.ir.space import Axis, FactorKind, IndexMap, IterationSpace, Window
 from lynx.ir.types import TensorType
 
@@ -91,6 +91,13 @@ class Geometry:
                 shape.append(floor_div(size + margin - reach - 1, self.stride[index]) + 1)
         return tuple(shape)
 
+    def tiles(self, x: Value, index: int) -> bool:
+        """Whether windows lie side by side along a spatial dimension, and cover it."""
+        kernel, size = self.weight.shape[2 + index], x.shape[2 + index]
+        is_plain = not (self.transposed or self.padding[index] or self.end_padding[index])
+        is_adjacent = self.stride[index] == kernel and self.dilation[index] == 1
+        return is_plain and is_adjacent and is_equal(floor_div(size, kernel) * kernel, size)
+
     def channels(
         self, factors: Factors, inner: FactorKind, outer: FactorKind
     ) -> tuple[Axis, Axis, IndexMap]:
@@ -169,7 +176,8 @@ class Convolution(Op, name="convolution"):
         if kernel == 1 and stride == 1 and padding == 0 and geometry.end_padding[index] == 0:
             return written, (), written
         window = factors.of(kind, offset, kernel)
-        read = Window(position, offset, stride, geometry.dilation[index], padding)
+        length = self.x.shape[2 + index] if geometry.tiles(self.x, index) else 0
+        read = Window(position, offset, stride, geometry.dilation[index], padding, length)
         return read, window, written
 
     def localized(self, operands: tuple[Value, ...], factor: str, start: Dim, size: Dim) -> Op:
@@ -217,13 +225,30 @@ class _ConvolutionBackward(Op):
         geometry.check(self, x)
         require_shape(self, self.grad, geometry.output_shape(x), "an incoming gradient")
 
-    def _opaque_axes(self, factors: Factors) -> tuple[IndexMap, IndexMap, IndexMap]:
-        """Add factors for spatial dimensions; return the axes of gradient, input and weight."""
-        grad, x, weight = (
-            tuple(factors.opaque(f"{prefix}{i}", size) for i, size in enumerate(value.shape[2:]))
-            for prefix, value in (("o", self.grad), ("i", self.x), ("k", self.weight))
-        )
-        return grad, x, weight
+    def _spatial_axes(
+        self, factors: Factors, kind: FactorKind
+    ) -> tuple[IndexMap, IndexMap, IndexMap]:
+        """Add factors for spatial dimensions; return the axes of gradient, input and weight.
+
+        Positions of windows that lie side by side are of a kind; all else is needed whole.
+        """
+        geometry = Geometry.of(self)
+        maps: tuple[list[Axis], list[Axis], list[Axis]] = ([], [], [])
+        for index, (outputs, size, kernel) in enumerate(
+            zip(self.grad.shape[2:], self.x.shape[2:], self.weight.shape[2:], strict=True)
+        ):
+            is_tiled = geometry.tiles(self.x, index)
+            position = factors.of(kind if is_tiled else FactorKind.OPAQUE, f"o{index}", outputs)
+            offset = factors.opaque(f"k{index}", kernel)
+            row: Axis = (
+                Window(position[0], offset[0], kernel, size=size)
+                if is_tiled
+                else factors.opaque(f"i{index}", size)
+            )
+            for index_map, axis in zip(maps, (position, row, offset), strict=True):
+                index_map.append(axis)
+        grad, x, weight = maps
+        return tuple(grad), tuple(x), tuple(weight)
 
     def localized(self, operands: tuple[Value, ...], factor: str, start: Dim, size: Dim) -> Op:
         """Leave as many groups as the part has."""
@@ -246,13 +271,13 @@ class ConvolutionBackwardInput(_ConvolutionBackward, name="convolution_backward_
         return self.x.tensor_type
 
     def space(self) -> IterationSpace:
-        """Sum over output channels."""
+        """Sum over output channels; windows that lie side by side are apart."""
         factors = Factors()
         batch = factors.parallel("n", self.x.shape[0])
         inputs, outputs, channels = Geometry.of(self).channels(
             factors, FactorKind.PARALLEL, FactorKind.REDUCTION
         )
-        grad, x, window = self._opaque_axes(factors)
+        grad, x, window = self._spatial_axes(factors, FactorKind.PARALLEL)
         written: IndexMap = (batch, inputs, *x)
         operands = ((batch, outputs, *grad), written, channels + window)
         return factors.space(operands, (written,), ((0,), (2,)))
@@ -276,13 +301,13 @@ class ConvolutionBackwardWeight(_ConvolutionBackward, name="convolution_backward
         return ((weight,) if self.of_weight else ()) + ((bias,) if self.of_bias else ())
 
     def space(self) -> IterationSpace:
-        """Sum over the batch."""
+        """Sum over the batch, and over windows that lie side by side."""
         factors = Factors()
         batch = factors.sum("n", self.x.shape[0])
         inputs, outputs, channels = Geometry.of(self).channels(
             factors, FactorKind.PARALLEL, FactorKind.PARALLEL
         )
-        grad, x, window = self._opaque_axes(factors)
+        grad, x, window = self._spatial_axes(factors, FactorKind.REDUCTION)
         written = channels + window
         results = ((written,) if self.of_weight else ()) + (((outputs,),) if self.of_bias else ())
         operands = ((batch, outputs, *grad), (batch, inputs, *x), written)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lynx.ir.core import Op, Value
-from lynx.ir.dims import Dim, ceil_div, floor_div
+from lynx.ir.dims import Dim, ceil_div, floor_div, is_equal
 from lynx.ir.space import IndexMap, IterationSpace, Window
 from lynx.ir.types import DType, TensorType
 
@@ -140,14 +140,8 @@ class AveragePool(Op, name="average_pool"):
         if self.ceil_mode or any(self.padding):
             x, y = _planes(factors, (self.x, self.results[0]), count)
             return factors.space((x,), (y,), ((0,),))
-        shape = self.results[0].shape
-        axes = tuple(factors.parallel(f"d{index}", size) for index, size in enumerate(shape))
-        read: IndexMap = axes[:-count]
-        for (position,), size, stride in zip(
-            axes[-count:], self.kernel, self.stride or self.kernel, strict=True
-        ):
-            (offset,) = factors.opaque(f"k{position[1:]}", size)
-            read += (Window(position, offset, stride),)
+        axes = _positions(factors, self.results[0])
+        read = _windows(factors, axes, self, self.x)
         return factors.space((read,), (axes,), ((0,),))
 
 
@@ -175,10 +169,22 @@ class AveragePoolBackward(Op, name="average_pool_backward"):
         return x
 
     def space(self) -> IterationSpace:
-        """Keep planes whole."""
+        """Spread in parallel over windows that tile the planes; keep other planes whole."""
         factors = Factors()
-        x, y = _planes(factors, (self.x, self.grad), len(self.kernel))
+        count = len(self.kernel)
+        if self._tiles_planes():
+            axes = _positions(factors, self.grad)
+            written = _windows(factors, axes, self, self.x)
+            return factors.space((axes, written), (written,), ((0,),))
+        x, y = _planes(factors, (self.x, self.grad), count)
         return factors.space((y, x), (x,), ((0,),))
+
+    def _tiles_planes(self) -> bool:
+        """Whether each element of a plane is in just one window."""
+        count = len(self.kernel)
+        sizes = zip(self.x.shape[-count:], self.grad.shape[-count:], self.kernel, strict=True)
+        covered = all(is_equal(size, windows * kernel) for size, windows, kernel in sizes)
+        return covered and not any(self.padding) and self.stride in ((), self.kernel)
 
 
 class AdaptiveAveragePool(Op, name="adaptive_average_pool"):
@@ -233,6 +239,25 @@ def _require_planes(op: Op, x: TensorType, count: int) -> None:
     """Check that there are one or two dimensions before the last `count`."""
     if count < 1 or x.rank not in (count + 1, count + 2):
         raise op.error("bad-rank", f"cannot pool {x} over {count} dimensions")
+
+
+def _positions(factors: Factors, pooled: Value) -> IndexMap:
+    """Return the axes of what was pooled, all parallel."""
+    return tuple(factors.parallel(f"d{index}", size) for index, size in enumerate(pooled.shape))
+
+
+def _windows(
+    factors: Factors, axes: IndexMap, op: AveragePool | AveragePoolBackward, x: Value
+) -> IndexMap:
+    """Return the axes of the input of pooling without padding, given those of the result."""
+    count = len(op.kernel)
+    read: IndexMap = axes[:-count]
+    sizes = zip(axes[-count:], op.kernel, op.stride or op.kernel, x.shape[-count:], strict=True)
+    for axis, kernel, stride, size in sizes:
+        assert isinstance(axis, tuple)
+        (offset,) = factors.opaque(f"k{axis[0][1:]}", kernel)
+        read += (Window(axis[0], offset, stride, size=size),)
+    return read
 
 
 def _planes(factors: Factors, values: tuple[Value, ...], count: int) -> list[IndexMap]:

@@ -7,7 +7,10 @@ stay whole.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from lynx.ir.core import Graph, Op, Value
+from lynx.ir.ops.attention import Attending
 from lynx.ir.ops.elementwise_arithmetic import Cast, Multiply
 from lynx.ir.ops.factory import Full
 from lynx.ir.ops.random import Dropout
@@ -15,14 +18,17 @@ from lynx.ir.ops.reduction import Mean
 from lynx.ir.sharding import Sharding
 from lynx.ir.space import FactorKind, IterationSpace, Window
 from lynx.ir.structure import shared_space, structure_of
+from lynx.ir.traversal import use_counts
 from lynx.passes.base import PassContext
 from lynx.passes.decompose import RULES
 from lynx.passes.decompose_build import total, wide
 from lynx.passes.rewrite import NoMatch, Rule, rewrite, rule
 
+from . import attention_keys
 from .alternatives import alternative
 from .blocks import join_equal_blocks, slice_whole_block
 from .propagate import Layouts
+from .row_pieces import ROW_RULES, row_pieces, rules_for
 from .shared_heads import cuts_groups, repeat_shared_heads, repeat_shared_heads_backward
 
 
@@ -70,25 +76,34 @@ EXPANSIONS: tuple[Rule, ...] = (
     repeat_shared_heads_backward,
     slice_whole_block,
     join_equal_blocks,
+    *ROW_RULES,
 )
 _KINDS = tuple(kind for one in EXPANSIONS for kind in one.kinds)
 
 
 def expand_blocked(graph: Graph, layouts: Layouts, context: PassContext) -> Graph:
     """Return the graph with the ops expanded that shardings cut where they need all at once."""
-    blocked = {
-        (type(op), op.loc, tuple(result.type for result in op.results))
+    by_keys = attention_keys.KeyPieces(layouts)
+    uses = use_counts(graph)
+    pieces = {
+        _key(op): count
         for op in graph.ops
-        if isinstance(op, _KINDS) and _is_blocked(op, layouts)
+        if (count := by_keys.of(op) or row_pieces(op, layouts, uses))
     }
-    if not blocked:
+    blocked = {_key(op) for op in graph.ops if isinstance(op, _KINDS) and _is_blocked(op, layouts)}
+    if not blocked and not pieces:
         return graph
 
-    # Operands change while a graph is rewritten, so ops are known by what stays.
     def is_chosen(op: Op) -> bool:
-        return (type(op), op.loc, tuple(result.type for result in op.results)) in blocked
+        return _key(op) in blocked or _key(op) in pieces
 
-    return rewrite(graph, EXPANSIONS, context, is_chosen)
+    of_pieces = (*attention_keys.rules_for(pieces, _key), *rules_for(pieces, _key))
+    return rewrite(graph, (*of_pieces, *EXPANSIONS), context, is_chosen)
+
+
+def _key(op: Op) -> Hashable:
+    """Return what stays of an op while a graph is rewritten and its operands change."""
+    return type(op), op.loc, tuple(result.type for result in op.results)
 
 
 def _is_blocked(op: Op, layouts: Layouts) -> bool:
@@ -97,8 +112,8 @@ def _is_blocked(op: Op, layouts: Layouts) -> bool:
     if op.is_random:
         cut = [*given, *(layouts.of(result) for result in op.results)]
         return any(sharding is not None and any(sharding.dims) for sharding in cut)
-    if cuts_groups(op, layouts):
-        return True
+    if isinstance(op, Attending):
+        return cuts_groups(op, layouts)
     if not any(sharding is not None and any(sharding.dims) for sharding in given):
         return False
     wider = alternative(op) or op

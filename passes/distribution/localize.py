@@ -394,7 +394,9 @@ def _cut_shape(
         return ()
     shape: list[Dim] = []
     for dim, axis in zip(value.shape, index_map, strict=True):
-        if isinstance(axis, Window) or parts.keys().isdisjoint(axis):
+        if isinstance(axis, Window):
+            shape.append(axis.rows(*parts[axis.position])[1] if axis.position in parts else dim)
+        elif parts.keys().isdisjoint(axis):
             shape.append(dim)
         else:
             sizes = (parts[n][1] if n in parts else space.factor(n).size for n in axis)

@@ -17,6 +17,7 @@ from lynx.ir.shard_rules import axis_split, factor_splits
 from lynx.ir.sharding import REDUCTIONS, Mesh, Partial, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import Axis, FactorKind, IndexMap, IterationSpace, Window
 from lynx.ir.structure import Structure, shared_space
+from lynx.ir.tiles import split_of_positions
 from lynx.ir.types import TensorType
 
 from .redistribute import SYMBOLIC_SIZE, Costs
@@ -91,8 +92,11 @@ def _prefixes(
 
 def splits_along(space: IterationSpace, axis: Axis, split: Split, mesh: Mesh) -> dict[str, Split]:
     """Return how factors are cut where one dimension is; empty if they cannot be."""
-    if not split.axes or not axis or isinstance(axis, Window):
+    if not split.axes or not axis:
         return {}
+    if isinstance(axis, Window):
+        windows = split_of_positions(space, axis, split, mesh)
+        return {} if windows is None else {axis.position: windows}
     sizes = [space.factor(name).size for name in axis]
     return factor_splits(axis, sizes, split, mesh) or {}
 
@@ -197,13 +201,13 @@ class Strategist:
                 splits = _merged(chosen, subset)
                 if splits is None:
                     continue
-                cost = self._cost(space, splits, placed, maps, count)
+                cost = self.cost(space, splits, placed, maps, count)
                 if cost is not None and (best is None or (cost, -len(subset)) < best):
                     best, best_splits = (cost, -len(subset)), splits
             chosen = best_splits
         return chosen
 
-    def _cost(
+    def cost(
         self, space: IterationSpace, splits: Mapping[str, Split], placed: Sequence[Placed | None],
         maps: Sequence[IndexMap], count: int,
     ) -> float | None:  # fmt: skip

@@ -198,7 +198,7 @@ def check_types(op: Op, local: Op, splits: Splits, mesh: Mesh, partial: dict[int
             continue
         sharding = result.type.sharding
         assert isinstance(sharding, Sharding)
-        mentioned = {name for axis in index_map if isinstance(axis, tuple) for name in axis}
+        mentioned = {name for axis in index_map for name in named(axis)}
         empty = 0 in result.type.shape
         lacking = [name for name in splits if name not in mentioned and not empty]
         pending = {Partial(space.factor(n).combine, a) for n in lacking for a in splits[n].axes}

@@ -126,7 +126,8 @@ def check_axis(space: IterationSpace, axis: Axis, size: int) -> None:
     if isinstance(axis, Window):
         position, offset = space.factor(axis.position), space.factor(axis.offset)
         reach = (position.size - 1) * axis.stride + (offset.size - 1) * axis.dilation + 1
-        assert reach - 2 * axis.padding <= size or axis.padding, (axis, reach, size)
+        assert reach - 2 * axis.padding <= size or axis.padding or axis.size, (axis, reach, size)
+        assert axis.size in (0, size)
     elif axis:
         assert math.prod(int(space.factor(name).size) for name in axis) == size, (axis, size)
 

@@ -8,6 +8,7 @@ from lynx.ir.core import Op, Value
 from lynx.ir.ops import elementwise_arithmetic as arithmetic
 from lynx.ir.ops import factory, indexing, layout
 from lynx.ir.ops.attention import Attention, AttentionBackward
+from lynx.ir.ops.attention_pieces import AttentionPartBackward, AttentionPieces
 from lynx.ir.ops.elementwise_compare import GreaterEqual
 from lynx.ir.ops.elementwise_math import Tanh
 from lynx.ir.ops.fusion import Region
@@ -94,6 +95,24 @@ def backward(
     return AttentionBackward(*every, sink, None, *given, region, wanted=wanted)
 
 
+def in_pieces(
+    region: Region | None, pieces: int, length: int, keep: Value | None = None, *, sums: bool = True
+) -> AttentionPieces:
+    inputs = () if region is None else of_region(region)
+    scale = 1.0 if keep is None else 2.0
+    given = operands(inputs=inputs)
+    return AttentionPieces(*given, None, keep, pieces, length, region, scale, sums)
+
+
+def of_part(
+    region: Region | None, wanted: tuple[bool, ...], keep: Value | None = None
+) -> AttentionPartBackward:
+    inputs = () if region is None else of_region(region)
+    row = (tensor(B, H, Q), tensor(B, H, Q), tensor(B, H, Q))
+    given = (*operands(inputs=inputs), None, keep, tensor(B, H, Q, E), *row)
+    return AttentionPartBackward(*given, region, wanted=wanted)
+
+
 KEEP = tensor(B, H, Q, K, dtype=DType.BOOL)
 TABLE = {4: (0, 9)}
 
@@ -113,4 +132,13 @@ SAMPLES = [
     Sample(backward(biased(1, Q, K), (True, True, False, False, True)), tolerance=5e-2),
     Sample(backward(tabled(), (False, True, False, True, True, False)), TABLE, tolerance=1e-3),
     Sample(backward(merged(), (True, True, True, False, True), shared=1), tolerance=1e-3),
+    Sample(in_pieces(None, 2, 4), tolerance=1e-4),
+    Sample(in_pieces(causal(), 3, 3), tolerance=1e-4),
+    Sample(in_pieces(biased(H, 1, K), 4, 2, KEEP), tolerance=2e-2),
+    Sample(in_pieces(tabled(), 4, 3, sums=False), bounds={4: (0, 9)}, tolerance=1e-4),
+    Sample(of_part(None, (True, True, True), KEEP), positive=(7,), tolerance=1e-3),
+    Sample(of_part(causal(), (True, False, True)), positive=(6,), tolerance=1e-3),
+    Sample(
+        of_part(biased(1, Q, K), (True, True, False, True)), positive=(7,), tolerance=5e-2
+    ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lynx.ir.core import Value
-from lynx.ir.ops import reduction, scan, softmax
+from lynx.ir.ops import pieces, reduction, scan, softmax
 from lynx.ir.types import DType, TensorType
 from tests.samples import Sample
 
@@ -84,4 +84,11 @@ SAMPLES = [
     Sample(scan.CumulativeSum(tensor(2, 3, 4, dtype=DType.I32), 1, DType.F32)),
     Sample(softmax.Softmax(tensor(2, 3, 1), 2)),
     Sample(softmax.SoftmaxBackward(tensor(2, 3, 4), tensor(2, 3, 4), 0), positive=(1,)),
+    Sample(pieces.TopKPieces(tensor(3, 8), 1, 2, 4, 3)),
+    Sample(pieces.TopKPieces(tensor(7, 3), 0, 3, 3, 2, False)),
+    Sample(pieces.TopKPieces(tensor(2, 5, dtype=DType.I32), 1, 4, 2, 2)),
+    Sample(pieces.CumulativeSumPieces(tensor(3, 8), 1, 2, 4)),
+    Sample(pieces.CumulativeSumPieces(tensor(7, 3), 0, 3, 3)),
+    Sample(pieces.CumulativeSumPieces(tensor(2, 5, dtype=DType.BOOL), 1, 4, 2)),
+    Sample(pieces.CumulativeSumPieces(tensor(5, 2), 0, 4, 2, DType.F64)),
 ]

@@ -11,6 +11,7 @@ from lynx.ir.core import Op
 from lynx.ir.ops.collective import Collective
 from lynx.ir.shard_rules import COMBINES
 from lynx.ir.space import FactorKind, IterationSpace, Window
+from lynx.ir.tiles import is_tiled
 from tests.samples.inputs import SAMPLES
 from tests.tools.tree import ROOT
 
@@ -37,11 +38,12 @@ def row(op: Op, space: IterationSpace) -> str:
 
 
 def can_be_cut(space: IterationSpace, name: str) -> bool:
-    """Whether operands can be cut along a factor: one has it, and none under a window."""
+    """Whether operands can be cut along a factor: one has it, and none under sliding windows."""
     axes = [axis for index_map in space.operands for axis in index_map]
-    if any(isinstance(axis, Window) and name in (axis.position, axis.offset) for axis in axes):
+    windows = [axis for axis in axes if isinstance(axis, Window)]
+    if any(name == w.offset or (name == w.position and not is_tiled(space, w)) for w in windows):
         return False
-    return any(isinstance(axis, tuple) and name in axis for axis in axes)
+    return any(name == axis.position if isinstance(axis, Window) else name in axis for axis in axes)
 
 
 def table() -> str:

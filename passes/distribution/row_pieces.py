@@ -1,0 +1,146 @@
+"""Searches and running sums along a dimension that is cut: each device works on its own piece.
+
+Running sums take the sums of all earlier pieces; the largest elements are among those of the
+pieces. Which of equal elements a search names is left to torch, and so is every `topk` whose places
+are used: of `argmax` and `max` it is known, the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+
+from lynx.ir.core import Op, Value
+from lynx.ir.ops.elementwise_arithmetic import DivideRounded
+from lynx.ir.ops.elementwise_compare import LogicalOr
+from lynx.ir.ops.factory import Full, Iota
+from lynx.ir.ops.indexing import IndexSelect
+from lynx.ir.ops.layout import Reshape
+from lynx.ir.ops.layout_slicing import Concatenate, Slice
+from lynx.ir.ops.pieces import CumulativeSumPieces, TopKPieces, length_of
+from lynx.ir.ops.reduction import ArgMax, ArgMin, MaxWithIndex, MinWithIndex
+from lynx.ir.ops.scan import CumulativeSum
+from lynx.ir.ops.sorting import TopK
+from lynx.ir.types import DType
+from lynx.passes.decompose_build import Number, amax, amin, choose, is_nan, zero
+from lynx.passes.rewrite import NoMatch, Rewritten, Rule, rule
+
+from .propagate import Layouts
+
+Uses = Mapping[Value, int]
+
+
+def row_pieces(op: Op, layouts: Layouts, uses: Uses) -> int:
+    """Return into how many pieces an op's rows are cut; 0 where they are not, or are gathered."""
+    if not isinstance(op, TopK | CumulativeSum) or not op.x.shape:
+        return 0
+    sharding = layouts.of(op.x)
+    size = op.x.shape[op.dim]
+    is_truth = op.results[0].tensor_type.dtype is DType.BOOL
+    if sharding is None or not isinstance(size, int) or size == 0 or is_truth:
+        return 0
+    split = sharding.splits[op.dim]
+    pieces = layouts.mesh.size(*split.axes) if split.unit == 1 and not split.groups else 1
+    if pieces < 2 or size <= pieces:
+        return 0
+    return 0 if isinstance(op, TopK) and not _is_small(op, size, pieces, uses) else pieces
+
+
+def _is_small(op: TopK, size: int, pieces: int, uses: Uses) -> bool:
+    """Whether only values are used, in order, and pieces have more elements than are wanted."""
+    length = length_of(size, pieces)
+    assert isinstance(length, int)
+    places = op.results[1]
+    return op.ordered and isinstance(op.k, int) and op.k < length and not uses.get(places, 0)
+
+
+def rules_for(pieces: Mapping[Hashable, int], key: Callable[[Op], Hashable]) -> tuple[Rule, ...]:
+    """Return the rules that let ops run on pieces of rows, as many as `pieces` says."""
+
+    def search_pieces(op: TopK) -> Rewritten:
+        count = pieces.get(key(op), 0)
+        return largest_of_pieces(op, count) if count else NoMatch("its rows stay together")
+
+    def add_up_pieces(op: CumulativeSum) -> Rewritten:
+        count = pieces.get(key(op), 0)
+        return running_sums(op, count) if count else NoMatch("its rows stay together")
+
+    return (
+        Rule("search_pieces", (TopK,), search_pieces),
+        Rule("add_up_pieces", (CumulativeSum,), add_up_pieces),
+    )
+
+
+def largest_of_pieces(op: TopK, pieces: int) -> tuple[Value, Value]:
+    """Search what was found in pieces.
+
+    topk(x, k)  ==>  topk(topk of pieces of x, k), whose places nobody uses
+    """
+    dim, shape = op.dim, op.x.shape
+    assert isinstance(op.k, int)
+    length = length_of(shape[dim], pieces)
+    found = TopKPieces(op.x, dim, pieces, length, op.k, op.largest).out
+    rows = Reshape(found, (*shape[:dim], pieces * op.k, *shape[dim + 1 :])).out
+    values, places = TopK(rows, op.k, dim, op.largest, op.ordered).results
+    return values, places
+
+
+def running_sums(op: CumulativeSum, pieces: int) -> Value:
+    """Add the sums of earlier pieces to running sums of pieces.
+
+    cumsum(x)  ==>  r + exclusive cumsum(t) of the piece, (r, t) of cumsum_pieces(x)
+    """
+    dim, size, dtype = op.dim, op.x.shape[op.dim], op.out.tensor_type.dtype
+    wide = DType.F32 if dtype.is_low_precision else dtype
+    length = length_of(size, pieces)
+    running, totals = CumulativeSumPieces(op.x, dim, pieces, length, wide).results
+    sums = CumulativeSum(totals, dim, wide).out
+    type_ = sums.tensor_type
+    first = (*type_.shape[:dim], 1, *type_.shape[dim + 1 :])
+    nothing = Full(zero(wide), first, wide, type_.device).out
+    earlier = Concatenate((nothing, Slice(sums, dim, 0, pieces - 1).out), dim).out
+    places = Iota(0, 1, size, DType.I64, type_.device).out
+    mine = DivideRounded(places, length).out
+    return (Number(running) + Number(IndexSelect(earlier, mine, dim).out)).to(dtype)
+
+
+@rule
+def expand_argument(op: ArgMax | ArgMin) -> Value | NoMatch:
+    """Find the first place of the extreme element: the first NaN if there is one.
+
+    argmax(x)  ==>  amin(where(x == amax(x) or x is NaN, place, size))
+    """
+    return _first_place(op, op.keepdim) if len(op.dims) == 1 else NoMatch("it reduces several axes")
+
+
+@rule
+def expand_extreme(op: MaxWithIndex | MinWithIndex) -> tuple[Value, Value] | NoMatch:
+    """Find the extreme element, and its first place: the first NaN if there is one.
+
+    max(x)  ==>  amax(x), amin(where(x == amax(x) or x is NaN, place, size))
+    """
+    place = _first_place(op, op.keepdim) if op.dims else NoMatch("it reduces no axis")
+    if isinstance(place, NoMatch):
+        return place
+    extreme = amax if isinstance(op, MaxWithIndex) else amin
+    return extreme(Number(op.x), op.dims, keepdim=op.keepdim).value, place
+
+
+ROW_RULES = (expand_argument, expand_extreme)
+"""Rules that need no number of pieces."""
+
+
+def _first_place(
+    op: ArgMax | ArgMin | MaxWithIndex | MinWithIndex, keepdim: bool
+) -> Value | NoMatch:
+    (dim,), x = op.dims, Number(op.x)
+    size = op.x.shape[dim]
+    if not isinstance(size, int) or 0 in op.x.shape:
+        return NoMatch("there is nothing to compare, or its number is symbolic")
+    is_largest = isinstance(op, ArgMax | MaxWithIndex)
+    hit = x.equals((amax if is_largest else amin)(x, (dim,)))
+    if x.dtype.is_floating:
+        hit = Number(LogicalOr(hit.value, is_nan(x).value).out)
+    places = Iota(0, 1, size, DType.I64, op.x.tensor_type.device).out
+    shape = tuple(size if n == dim else 1 for n in range(len(op.x.shape)))
+    column = Number(Reshape(places, shape).out)
+    return amin(choose(hit, column, size), (dim,), keepdim=keepdim).value
