@@ -18,9 +18,17 @@ _MOST_PIECES = 1 << 12
 
 def is_tiled(space: IterationSpace, window: Window) -> bool:
     """Whether windows lie side by side, on a dimension of known size."""
-    known = all(isinstance(size, int) for size in (window.stride, window.size))
+    known = isinstance(window.stride, int) and isinstance(window.size, int) and window.size > 0
     extent = space.factor(window.offset).size
     return known and window.stride == extent and window.dilation == 1 and window.padding == 0
+
+
+def are_pieces(size: int, length: int, split: Split, mesh: Mesh) -> bool:
+    """Whether each device's part of a dimension is one of the pieces of a length, in order."""
+    window = Window("piece", "place", length, size=size)
+    return not split.groups and _agrees(
+        window, mesh.size(*split.axes), split, Split(split.axes), mesh
+    )
 
 
 def split_of_positions(

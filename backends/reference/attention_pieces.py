@@ -127,7 +127,9 @@ def _pieces(form: AttentionForm, names: tuple[str, ...], with_sums: bool, *argum
 def _part_backward(
     form: AttentionForm, wanted: tuple[bool, ...], names: tuple[str, ...], *arguments: Any
 ) -> Any:
-    *given, sizes = arguments
+    grad_out, rows, largest, total, q, k, v, inputs, keep, sizes = arguments
     symbols = dict(zip(names, sizes, strict=True))
-    found = attend_to_part_backward(*given, form, wanted, symbols)
+    found = attend_to_part_backward(
+        grad_out, rows, largest, total, q, k, v, inputs, keep, form, wanted, symbols
+    )
     return found[0] if len(found) == 1 else tuple(found)

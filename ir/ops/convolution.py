@@ -33,7 +33,7 @@ class Geometry:
     groups: int
 
     @staticmethod
-    def of(op: Convolution | ConvolutionBackwardInput | ConvolutionBackwardWeight) -> Geometry:
+    def of(op: Convolution | _ConvolutionBackward) -> Geometry:
         """Return the geometry of an op; an empty attribute stands for ones or zeros."""
         weight = op.weight.tensor_type
         ones, zeros = (1,) * (weight.rank - 2), (0,) * (weight.rank - 2)

@@ -67,9 +67,7 @@ class TopKPieces(_Pieces, name="topk_pieces"):
         x = self._check()
         if x.dtype.is_complex or x.dtype is DType.BOOL:
             raise self.error("bad-dtype", f"cannot order {x}")
-        return x.with_shape(
-            (*x.shape[: self.dim], self.pieces, self.k, *x.shape[self.dim + 1 :])
-        )
+        return x.with_shape((*x.shape[: self.dim], self.pieces, self.k, *x.shape[self.dim + 1 :]))
 
     def space(self) -> IterationSpace:
         """Run over pieces in parallel."""

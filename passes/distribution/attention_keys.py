@@ -49,8 +49,10 @@ class KeyPieces:
         pieces = self.mesh.size(*split.axes)
         if pieces < 2:
             return 0
-        is_forward = isinstance(op, Attention)
-        cost = self._forward(op, pieces) if is_forward else self._backward(op, pieces)
+        if isinstance(op, Attention):
+            cost = self._forward(op, pieces)
+        else:
+            cost = self._backward(op, pieces)
         return pieces if cost is not None and cost < self._gathered(op) else 0
 
     def _split(self, op: Attending) -> Split | None:

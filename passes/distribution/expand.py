@@ -85,11 +85,11 @@ def expand_blocked(graph: Graph, layouts: Layouts, context: PassContext) -> Grap
     """Return the graph with the ops expanded that shardings cut where they need all at once."""
     by_keys = attention_keys.KeyPieces(layouts)
     uses = use_counts(graph)
-    pieces = {
-        _key(op): count
-        for op in graph.ops
-        if (count := by_keys.of(op) or row_pieces(op, layouts, uses))
-    }
+    counts: dict[Hashable, set[int]] = {}
+    for op in graph.ops:
+        counts.setdefault(_key(op), set()).add(by_keys.of(op) or row_pieces(op, layouts, uses))
+    # Of ops that cannot be told apart, none runs in pieces unless all do: places may be used.
+    pieces = {key: max(found) for key, found in counts.items() if len(found) == 1 and max(found)}
     blocked = {_key(op) for op in graph.ops if isinstance(op, _KINDS) and _is_blocked(op, layouts)}
     if not blocked and not pieces:
         return graph
@@ -103,7 +103,8 @@ def expand_blocked(graph: Graph, layouts: Layouts, context: PassContext) -> Grap
 
 def _key(op: Op) -> Hashable:
     """Return what stays of an op while a graph is rewritten and its operands change."""
-    return type(op), op.loc, tuple(result.type for result in op.results)
+    types = (tuple(value.type for value in values) for values in (op.operands, op.results))
+    return type(op), op.loc, *types
 
 
 def _is_blocked(op: Op, layouts: Layouts) -> bool:

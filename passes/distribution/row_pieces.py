@@ -7,11 +7,11 @@ are used: of `argmax` and `max` it is known, the first one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 
 from lynx.ir.core import Op, Value
 from lynx.ir.ops.elementwise_arithmetic import DivideRounded
-from lynx.ir.ops.elementwise_compare import LogicalOr
 from lynx.ir.ops.factory import Full, Iota
 from lynx.ir.ops.indexing import IndexSelect
 from lynx.ir.ops.layout import Reshape
@@ -20,6 +20,7 @@ from lynx.ir.ops.pieces import CumulativeSumPieces, TopKPieces, length_of
 from lynx.ir.ops.reduction import ArgMax, ArgMin, MaxWithIndex, MinWithIndex
 from lynx.ir.ops.scan import CumulativeSum
 from lynx.ir.ops.sorting import TopK
+from lynx.ir.tiles import are_pieces
 from lynx.ir.types import DType
 from lynx.passes.decompose_build import Number, amax, amin, choose, is_nan, zero
 from lynx.passes.rewrite import NoMatch, Rewritten, Rule, rule
@@ -39,16 +40,15 @@ def row_pieces(op: Op, layouts: Layouts, uses: Uses) -> int:
     if sharding is None or not isinstance(size, int) or size == 0 or is_truth:
         return 0
     split = sharding.splits[op.dim]
-    pieces = layouts.mesh.size(*split.axes) if split.unit == 1 and not split.groups else 1
-    if pieces < 2 or size <= pieces:
+    pieces = layouts.mesh.size(*split.axes)
+    length = -(-size // pieces)
+    if pieces < 2 or size <= pieces or not are_pieces(size, length, split, layouts.mesh):
         return 0
-    return 0 if isinstance(op, TopK) and not _is_small(op, size, pieces, uses) else pieces
+    return 0 if isinstance(op, TopK) and not _is_small(op, length, uses) else pieces
 
 
-def _is_small(op: TopK, size: int, pieces: int, uses: Uses) -> bool:
+def _is_small(op: TopK, length: int, uses: Uses) -> bool:
     """Whether only values are used, in order, and pieces have more elements than are wanted."""
-    length = length_of(size, pieces)
-    assert isinstance(length, int)
     places = op.results[1]
     return op.ordered and isinstance(op.k, int) and op.k < length and not uses.get(places, 0)
 
@@ -107,40 +107,51 @@ def running_sums(op: CumulativeSum, pieces: int) -> Value:
 def expand_argument(op: ArgMax | ArgMin) -> Value | NoMatch:
     """Find the first place of the extreme element: the first NaN if there is one.
 
-    argmax(x)  ==>  amin(where(x == amax(x) or x is NaN, place, size))
+    argmax(x)  ==>  amin(where(x == amax(x), place, size)), if no x is NaN
     """
-    return _first_place(op, op.keepdim) if len(op.dims) == 1 else NoMatch("it reduces several axes")
+    found = _extreme(op) if len(op.dims) == 1 else NoMatch("it reduces several axes")
+    return found if isinstance(found, NoMatch) else found[1]
 
 
 @rule
 def expand_extreme(op: MaxWithIndex | MinWithIndex) -> tuple[Value, Value] | NoMatch:
     """Find the extreme element, and its first place: the first NaN if there is one.
 
-    max(x)  ==>  amax(x), amin(where(x == amax(x) or x is NaN, place, size))
+    max(x)  ==>  amax(x), amin(where(x == amax(x), place, size)), if no x is NaN
     """
-    place = _first_place(op, op.keepdim) if op.dims else NoMatch("it reduces no axis")
-    if isinstance(place, NoMatch):
-        return place
-    extreme = amax if isinstance(op, MaxWithIndex) else amin
-    return extreme(Number(op.x), op.dims, keepdim=op.keepdim).value, place
+    return _extreme(op) if op.dims else NoMatch("it reduces no axis")
 
 
 ROW_RULES = (expand_argument, expand_extreme)
 """Rules that need no number of pieces."""
 
 
-def _first_place(
-    op: ArgMax | ArgMin | MaxWithIndex | MinWithIndex, keepdim: bool
-) -> Value | NoMatch:
+def _extreme(op: ArgMax | ArgMin | MaxWithIndex | MinWithIndex) -> tuple[Value, Value] | NoMatch:
+    """Return the extreme elements, and their first places.
+
+    Libraries for communication do not agree on the larger one of a number and NaN, so places of NaN
+    are told apart by their sign: they are less than all others.
+    """
     (dim,), x = op.dims, Number(op.x)
     size = op.x.shape[dim]
     if not isinstance(size, int) or 0 in op.x.shape:
         return NoMatch("there is nothing to compare, or its number is symbolic")
     is_largest = isinstance(op, ArgMax | MaxWithIndex)
-    hit = x.equals((amax if is_largest else amin)(x, (dim,)))
+    numbers = x
     if x.dtype.is_floating:
-        hit = Number(LogicalOr(hit.value, is_nan(x).value).out)
+        numbers = choose(is_nan(x), math.inf if is_largest else -math.inf, x)
+    extreme = (amax if is_largest else amin)(numbers, (dim,))
     places = Iota(0, 1, size, DType.I64, op.x.tensor_type.device).out
-    shape = tuple(size if n == dim else 1 for n in range(len(op.x.shape)))
-    column = Number(Reshape(places, shape).out)
-    return amin(choose(hit, column, size), (dim,), keepdim=keepdim).value
+    column = Number(
+        Reshape(places, tuple(size if n == dim else 1 for n in range(op.x.tensor_type.rank))).out
+    )
+    candidates = choose(numbers.equals(extreme), column, size)
+    if x.dtype.is_floating:
+        candidates = choose(is_nan(x), column - size, candidates)
+    place = amin(candidates, (dim,), keepdim=op.keepdim)
+    extreme = extreme.reshaped(place.value.shape)
+    if x.dtype.is_floating:
+        is_number = place >= 0
+        extreme = choose(is_number, extreme, math.nan)
+        place = choose(is_number, place, place + size)
+    return extreme.value, place.value

@@ -52,8 +52,9 @@ def special(*shape: int) -> torch.Tensor:
 
 
 def rows(size: int) -> list[torch.Tensor]:
-    return [torch.randn(6, size), with_ties(6, size), special(6, size),
-            with_ties(6, size, dtype=torch.int32), with_ties(6, size, dtype=torch.bfloat16)]  # fmt: skip
+    """Return matrices of several types, with and without equal elements."""
+    few = [with_ties(6, size, dtype=dtype) for dtype in (torch.int32, torch.bfloat16)]
+    return [torch.randn(6, size), with_ties(6, size), special(6, size), *few]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -114,8 +115,12 @@ def test_gradients_of_running_sums() -> None:
 
 
 def test_running_sums_along_what_two_axes_cut() -> None:
-    laid = on_mesh(lambda x: x.cumsum(0), torch.randn(33, 3), "(dp, tp), _", SQUARE)
+    """Of 35 rows all devices but the last have nine; of 33 the first has nine, and no other."""
+    laid = on_mesh(lambda x: x.cumsum(0), torch.randn(35, 3), "(dp, tp), _", SQUARE)
     assert gathered(laid) == 4 * 3
+    laid = on_mesh(lambda x: x.cumsum(0), torch.randn(33, 3), "(dp, tp), _", SQUARE)
+    assert gathered(laid) == 33 * 3
+    assert "cumsum_pieces" not in {op.name for op in laid.forward.graph.ops}
 
 
 def gathered(laid: OnMesh) -> int:
@@ -124,8 +129,18 @@ def gathered(laid: OnMesh) -> int:
     return sum(torch.Size([int(size) for size in value.shape]).numel() for value in found)
 
 
+def test_places_that_one_of_two_searches_on_a_line_gives() -> None:
+    """Neither runs in pieces: nothing but their operands tells them apart."""
+
+    def search(x: torch.Tensor) -> list[torch.Tensor]:
+        return [(x * sign).topk(2, -1)[place] for place, sign in enumerate((1, -1))]
+
+    laid = on_mesh(search, torch.randn(3, 32))
+    assert "topk_pieces" not in {op.name for op in laid.forward.graph.ops}
+
+
 @pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize("size", [8, 13, 40])
+@pytest.mark.parametrize("size", [8, 9, 13, 40])
 def test_the_largest_elements(size: int, largest: bool) -> None:
     """Each device sends as many as are wanted."""
     for x in rows(size):

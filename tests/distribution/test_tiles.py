@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from lynx.ir.core import Value
 from lynx.ir.ops.pooling import AveragePool
 from lynx.ir.sharding import Mesh, Split
 from lynx.ir.space import Window, space
 from lynx.ir.tiles import split_of_dimension, split_of_positions
 from lynx.ir.types import DType, TensorType
-from lynx.ir.core import Value
 from tests.distribution.harness import capture, check, collectives
 
 TWO = Mesh("mesh", (("tp", 2),))

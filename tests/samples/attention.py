@@ -138,7 +138,5 @@ SAMPLES = [
     Sample(in_pieces(tabled(), 4, 3, sums=False), bounds={4: (0, 9)}, tolerance=1e-4),
     Sample(of_part(None, (True, True, True), KEEP), positive=(7,), tolerance=1e-3),
     Sample(of_part(causal(), (True, False, True)), positive=(6,), tolerance=1e-3),
-    Sample(
-        of_part(biased(1, Q, K), (True, True, False, True)), positive=(7,), tolerance=5e-2
-    ),
+    Sample(of_part(biased(1, Q, K), (True, True, False, True)), positive=(7,), tolerance=5e-2),
 ]
