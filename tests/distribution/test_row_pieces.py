@@ -72,6 +72,7 @@ def test_extremes_with_their_places(name: str, size: int) -> None:
     for x in rows(size):
         laid = on_mesh(lambda x: tuple(getattr(x, name)(-1)), x)
         assert collectives(laid.forward.graph) == {"all_reduce tp": 2}
+    on_mesh(lambda x: tuple(getattr(x > 0, name)(-1)), with_ties(6, size))
 
 
 def test_the_place_in_a_vector() -> None:
