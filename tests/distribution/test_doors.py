@@ -54,6 +54,10 @@ def test_calls_of_dtensor_are_left_to_torch(two: Processes) -> None:
     two.run(doors.leaves_dtensor_calls_alone)
 
 
+def test_rows_keys_and_windows_in_pieces(two: Processes) -> None:
+    assert two.run(doors.in_pieces) == [[], []]
+
+
 def test_constraints(two: Processes) -> None:
     for said in two.run(doors.constraints):
         assert "unknown-axis" in said
