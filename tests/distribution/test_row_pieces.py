@@ -14,7 +14,7 @@ from tests.distribution.mutations import mutations, promising, rejection
 
 FOUR = Mesh("mesh", (("tp", 4),))
 SQUARE = Mesh("mesh", (("dp", 2), ("tp", 2)))
-SIZES = (3, 4, 5, 9, 32)
+SIZES = (3, 9, 32)
 
 
 class Of(nn.Module):
@@ -141,7 +141,7 @@ def test_places_that_one_of_two_searches_on_a_line_gives() -> None:
 
 
 @pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize("size", [8, 9, 13, 40])
+@pytest.mark.parametrize("size", [9, 13])
 def test_the_largest_elements(size: int, largest: bool) -> None:
     """Each device sends as many as are wanted."""
     for x in rows(size):
