@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distribution import doors
+from tests.distribution import doors, doors_pieces
 from tests.distribution.processes import Processes
 
 
@@ -55,7 +55,7 @@ def test_calls_of_dtensor_are_left_to_torch(two: Processes) -> None:
 
 
 def test_rows_keys_and_windows_in_pieces(two: Processes) -> None:
-    assert two.run(doors.in_pieces) == [[], []]
+    assert two.run(doors_pieces.in_pieces) == [[], []]
 
 
 def test_constraints(two: Processes) -> None:

@@ -1,0 +1,64 @@
+"""Rows, keys and windows in pieces, on real processes: the same numbers as one process gives."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+
+import lynx
+from tests.distribution import doors
+
+
+class Pieces(torch.nn.Module):
+    """Ops whose rows, keys or windows are cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = torch.nn.Conv2d(3, 5, 2, 2)
+
+    def forward(
+        self, image: torch.Tensor, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
+        v: torch.Tensor, seen: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        attended = F.scaled_dot_product_attention(q, k, v, seen)
+        found = (x.argmax(-1), *x.max(-1), *x.min(-1), x.topk(2).values)
+        return attended, self.patches(image), x.nan_to_num(0, 3, -3).cumsum(-1), *found
+
+
+def in_pieces() -> list[str]:
+    """Cut rows, keys and windows; NaN lies on each process, and some queries see no key of one."""
+    torch.manual_seed(4)
+    reference = Pieces()
+    plan = {"inputs.image": "_, _, tp, _", "inputs.x": "_, tp", "inputs.[kv]": "_, _, tp, _"}
+    given = doors.mesh(("tp", dist.get_world_size()))
+    model = lynx.parallelize(copy.deepcopy(reference), given, plan, options=doors.STRICT)
+    x = torch.randint(-3, 4, (6, 13)).float()
+    for row, place in enumerate((0, 5, 12)):
+        x[row, place] = torch.nan
+    x[3, 1], x[4, 12] = torch.inf, -torch.inf
+    q, k, v = (torch.randn(2, 2, size, 8) for size in (3, 65, 65))
+    seen = torch.arange(65) <= torch.tensor([0, 30, 64])[:, None]
+    arguments = [torch.randn(2, 3, 16, 8), x, q, k, v, seen]
+    with torch.no_grad():
+        for place, (a, b) in enumerate(zip(model(*arguments), reference(*arguments), strict=True)):
+            torch.testing.assert_close(
+                doors.whole(a),
+                b,
+                rtol=2e-4,
+                atol=2e-5,
+                equal_nan=True,
+                msg=lambda t, n=place: f"{n}: {t}",
+            )
+    leaves = [[one.clone().requires_grad_() for one in (q, k, v)] for _ in range(2)]
+    for layer, (a, b, c) in zip((model, reference), leaves, strict=True):
+        attended, patches, *_ = layer(arguments[0], x, a, b, c, seen)
+        (doors.whole(attended).square().sum() + doors.whole(patches).square().sum()).backward()
+    for a, b in zip(*leaves, strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        doors.close(a.grad, b.grad, "gradient")
+    doors.close(model.patches.weight.grad, reference.patches.weight.grad, "gradient of patches")
+    return doors.fallbacks()
