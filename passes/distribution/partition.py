@@ -18,7 +18,6 @@ from lynx.ir.ops.constraint import Constrain
 from lynx.ir.ops.layout import Permute
 from lynx.ir.sharding import Partial, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import IterationSpace
-from lynx.ir.structure import structure_of
 from lynx.ir.types import TensorType
 
 from .alternatives import alternative, replacement
@@ -67,25 +66,33 @@ class _Partition:
         )
 
     def _choose(self) -> None:
+        """Find the factors that are cut; ops alike whose tensors lie alike share them."""
         strategist = Strategist(self.mesh)
+        known: dict[Hashable, tuple[IterationSpace | None, Mapping[str, Split]]] = {}
         for op in self.graph.ops:
-            operands = [self.layouts.placed(value) for value in op.operands]
-            results = [self.layouts.placed(value) for value in op.results]
-            other = alternative(op)
-            wider = op if other is None else other
-            structure = structure_of(wider)
-            space = space_of(wider, structure)
-            splits = strategist.choose(space, operands, results, structure)
-            plain = space if other is None else space_of(op, structure_of(op))
-            if not self._form_of(op, wider, plain, space, splits).is_uniform and any(
-                split.groups for split in splits.values()
-            ):
-                operands = [_without_blocks(one) for one in operands]
-                results = [_without_blocks(one) for one in results]
-                splits = strategist.choose(space, operands, results, structure)
-            if self._form_of(op, wider, plain, space, splits) is op:
-                space = plain
-            self.spaces[op], self.splits[op] = space, splits
+            placed = [self.layouts.placed(value) for value in (*op.operands, *op.results)]
+            key = (op.structure, *[None if one is None else one.state for one in placed])
+            if op.structure is None or key not in known:
+                known[key] = self._strategy(op, placed, strategist)
+            self.spaces[op], self.splits[op] = known[key]
+
+    def _strategy(
+        self, op: Op, placed: Sequence[Placed | None], strategist: Strategist
+    ) -> tuple[IterationSpace | None, Mapping[str, Split]]:
+        """Return the space of the form in which an op runs, and how its factors are cut."""
+        count, other = len(op.operands), alternative(op)
+        wider = op if other is None else other
+        space = space_of(wider)
+        splits = strategist.choose(space, placed[:count], placed[count:], wider.structure)
+        plain = space if other is None else space_of(op)
+        if not self._form_of(op, wider, plain, space, splits).is_uniform and any(
+            split.groups for split in splits.values()
+        ):
+            placed = [_without_blocks(one) for one in placed]
+            splits = strategist.choose(space, placed[:count], placed[count:], wider.structure)
+        if self._form_of(op, wider, plain, space, splits) is op:
+            space = plain
+        return space, splits
 
     @staticmethod
     def _form_of(
