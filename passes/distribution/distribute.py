@@ -14,7 +14,7 @@ from lynx.passes.pipeline import Pipeline
 
 from .annotations import Annotations
 from .expand import expand_blocked
-from .partition import partition
+from .partition import Partitioned, partition
 from .propagate import Layouts, propagate
 from .report import summary
 from .sums import group_sums
@@ -26,12 +26,17 @@ _MOST_EXPANSIONS = 8
 
 @dataclass(frozen=True)
 class Distributed:
-    """A program over a mesh: the graph with collectives, and how it was found."""
+    """A program over a mesh: the graph with collectives, and how it was found.
+
+    `prepared` is the graph before collectives, of which `layouts` and `partitioned` speak.
+    """
 
     graph: Graph
     layouts: Layouts
     output_levels: tuple[dict[str, int], ...]
     """The priorities of the axes of each output, as far as propagation set them."""
+    prepared: Graph
+    partitioned: Partitioned
 
 
 def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> Distributed:
@@ -52,10 +57,11 @@ def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> 
     if grouped is not prepared:
         prepared = RemoveDeadCode().run(grouped, context)
         layouts = propagate(prepared, annotations)
-    placed = RemoveDeadCode().run(partition(prepared, layouts, annotations), context)
+    partitioned = partition(prepared, layouts, annotations)
+    placed = RemoveDeadCode().run(partitioned.graph, context)
     verify(placed)
     context.remarks.append(Remark("mesh", f"laid out on {annotations.mesh}: {summary(placed)}"))
     levels = tuple(
         {} if output is None else dict(layouts.priorities_of(output)) for output in prepared.outputs
     )
-    return Distributed(placed, layouts, levels)
+    return Distributed(placed, layouts, levels, prepared, partitioned)
