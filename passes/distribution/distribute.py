@@ -17,7 +17,7 @@ from lynx.passes.pipeline import Pipeline
 
 from .annotations import Annotations
 from .expand import expand_blocked
-from .partition import partition
+from .partition import Partitioned, partition
 from .propagate import Layouts, propagate
 from .report import summary
 from .sums import group_sums
@@ -31,12 +31,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Distributed:
-    """A program over a mesh: the graph with collectives, and how it was found."""
+    """A program over a mesh: the graph with collectives, and how it was found.
+
+    `prepared` is the graph before collectives, of which `layouts` and `partitioned` speak.
+    """
 
     graph: Graph
     layouts: Layouts
     output_levels: tuple[dict[str, int], ...]
     """The priorities of the axes of each output, as far as propagation set them."""
+    prepared: Graph
+    partitioned: Partitioned
     seconds: Mapping[str, float] = field(default_factory=dict)
     """How long each phase took, all its runs together."""
 
@@ -76,11 +81,11 @@ def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> 
     if grouped is not prepared:
         prepared = clock.time("clean", RemoveDeadCode().run, grouped, context)
         layouts = clock.time("propagate", propagate, prepared, annotations)
-    placed = clock.time("partition", partition, prepared, layouts, annotations)
-    placed = clock.time("clean", RemoveDeadCode().run, placed, context)
+    partitioned = clock.time("partition", partition, prepared, layouts, annotations)
+    placed = clock.time("clean", RemoveDeadCode().run, partitioned.graph, context)
     clock.time("verify", verify, placed)
     context.remarks.append(Remark("mesh", f"laid out on {annotations.mesh}: {summary(placed)}"))
     levels = tuple(
         {} if output is None else dict(layouts.priorities_of(output)) for output in prepared.outputs
     )
-    return Distributed(placed, layouts, levels, clock.seconds)
+    return Distributed(placed, layouts, levels, prepared, partitioned, clock.seconds)
