@@ -1,126 +1,43 @@
 """How long it takes to lay large models out on large meshes: propagation and partition.
 
-    python benchmarks/distribution_scale.py                     70B: 80 layers, a mesh of 32 by 8
-    python benchmarks/distribution_scale.py --size 405B         126 layers, a mesh of 128 by 16 by 8
-    python benchmarks/distribution_scale.py --layers 4          quick
+    python -m benchmarks.distribution_scale                   70B: 80 layers, a mesh of 32 by 8
+    python -m benchmarks.distribution_scale --size 405B       126 layers, a mesh of 128 by 16 by 8
+    python -m benchmarks.distribution_scale --layers 4        quick
+    python -m benchmarks.distribution_scale --save FILE       keeps what was traced
+    python -m benchmarks.distribution_scale --load FILE       lays that out, and traces nothing
 
-No numbers are computed and no memory is taken for them: the model is traced with fake tensors,
-which takes minutes and is not what is measured. Parameters are cut by tensor parallelism and
-by FSDP.
+No numbers are computed and no memory is taken for them. The model is traced in a process of its
+own, which takes minutes and is not what is measured; this process reads the graphs as text, and
+what that took of memory is not counted. Parameters are cut by tensor parallelism and by FSDP.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import os
-import resource
+import gc
+import hashlib
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional
-
-from lynx.compat import aot_autograd, boxed
-from lynx.decompositions import decompositions
-from lynx.importer import import_graph
-from lynx.ir import Graph, Mesh, TensorType
+from benchmarks.distribution_sizes import SIZES, Traced, read
+from benchmarks.memory import HighWater, resident
+from lynx.ir import Graph, Mesh, TensorType, print_graph
 from lynx.ir.ops import Collective
 from lynx.ir.sharding import parse_sharding, replicated
-from lynx.normalize import normalize
 from lynx.passes import PassContext
 from lynx.passes.distribution.annotations import Annotation, Annotations
 from lynx.passes.distribution.distribute import Distributed, distribute
-from lynx.recognise import recognise
+from lynx.passes.distribution.localize import localize
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-from transformers import LlamaConfig, LlamaForCausalLM
-
-
-@dataclass(frozen=True)
-class Size:
-    """A Llama 3, and the mesh that it is trained on."""
-
-    layers: int
-    width: int
-    inner: int
-    heads: int
-    mesh: Mesh
-
-
-SIZES = {
-    "70B": Size(80, 8192, 28672, 64, Mesh("mesh", (("dp", 32), ("tp", 8)))),
-    "405B": Size(126, 16384, 53248, 128, Mesh("mesh", (("rep", 128), ("dp", 16), ("tp", 8)))),
-}
 _CUT_BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "embed")
-
-
-class Loss(torch.nn.Module):
-    """The model with its loss."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of tokens."""
-        logits = self.model(input_ids=tokens).logits.float()
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-@dataclass
-class Traced:
-    """Forward and backward, with the names of the inputs of forward."""
-
-    names: list[str]
-    graphs: dict[str, Graph]
-
-
-def trace(size: Size, layers: int, batch: int, length: int) -> Traced:
-    """Trace the model with fake tensors; takes minutes for many layers."""
-    traced = Traced([], {})
-
-    def compiler(kind: str) -> Callable[..., Any]:
-        def compile_graph(module: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            traced.graphs[kind] = import_graph(module, kind)
-            return boxed(lambda arguments: module.forward(*arguments))
-
-        return compile_graph
-
-    def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        module = normalize(module)
-        recognise(module, 1 << 60, ("cpu",))
-        traced.names = [node.name for node in module.graph.find_nodes(op="placeholder")]
-        return aot_autograd(
-            module,
-            inputs,
-            forward=compiler("forward"),
-            backward=compiler("backward"),
-            inference=compiler("inference"),
-            decompositions=decompositions(),
-        )
-
-    config = LlamaConfig(
-        hidden_size=size.width,
-        intermediate_size=size.inner,
-        num_hidden_layers=layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=8,
-        vocab_size=128256,
-        attn_implementation="sdpa",
-        use_cache=False,
-    )
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        torch.set_default_dtype(torch.bfloat16)
-        model = Loss(LlamaForCausalLM(config))
-        torch.set_default_dtype(torch.float32)
-        tokens = torch.zeros(batch, length, dtype=torch.long)
-        torch.compile(model, backend=backend)(tokens, tokens).backward()
-    return traced
+_T = TypeVar("_T")
 
 
 def sharding_of(name: str, type_: TensorType, mesh: Mesh) -> Annotation:
@@ -171,28 +88,78 @@ def describe(graph: Graph) -> str:
     return ", ".join(f"{count} {name}" for name, count in counted.items())
 
 
+@dataclass
+class Table:
+    """Prints what steps take, in seconds and in the memory of the process, as they end."""
+
+    total: float = 0.0
+    before: int = field(default_factory=resident)
+
+    def step(self, name: str, function: Callable[..., _T], *arguments: object) -> _T:
+        """Run a step and print its row."""
+        gc.collect()
+        mark, start = HighWater(), time.perf_counter()
+        result = function(*arguments)
+        seconds = time.perf_counter() - start
+        self.total += seconds
+        memory = f"{_megabytes(resident()):5d} MB after, {_megabytes(mark.peak()):5d} MB at most"
+        print(f"{name:<44} {seconds:6.2f} s   {memory}", flush=True)
+        return result
+
+
+def _megabytes(count: int) -> int:
+    return count // 2**20
+
+
+def print_phases(results: Sequence[Distributed]) -> None:
+    """Print where the time of the layout went."""
+    seconds: collections.Counter[str] = collections.Counter()
+    for one in results:
+        seconds.update(one.seconds)
+    for phase, spent in seconds.items():
+        print(f"    {phase:<40} {spent:6.2f} s")
+
+
+def measure(traced: Traced, mesh: Mesh) -> None:
+    """Lay out, localize and print as a compiler does, and tell what that takes."""
+    print(f"in memory before: {_megabytes(resident())} MB, graphs of {traced.count} ops included")
+    table = Table()
+    devices = f"{mesh.device_count} devices"
+    first, second = table.step(f"layout on {devices}, verified", lay_out, traced, mesh)
+    print_phases((first, second))
+    typed = (first.graph, second.graph)
+    place: Mapping[str, int] = dict.fromkeys(mesh.names, 0)
+    table.step("the program of one device", lambda: [localize(one, place) for one in typed])
+    texts = table.step("text to be agreed on", lambda: [print_graph(one) for one in typed])
+    table.step("digest", lambda: [hashlib.blake2b(text.encode()).hexdigest() for text in texts])
+    print(f"forward:  {describe(first.graph)}")
+    print(f"backward: {describe(second.graph)}")
+
+
+def trace(file: Path, options: argparse.Namespace) -> None:
+    """Trace the model in another process, into a file."""
+    command = [sys.executable, "-m", "benchmarks.distribution_trace", str(file)]
+    for name in ("size", "layers", "batch", "length"):
+        command += [f"--{name}", str(getattr(options, name))]
+    subprocess.run(command, check=True)
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Trace, lay out, and print what that took."""
+    """Trace or read, lay out, and print what that took."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="70B")
     parser.add_argument("--layers", type=int, default=0, help="fewer than the model has")
     parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--length", type=int, default=8192)
+    parser.add_argument("--save", type=Path, metavar="FILE", help="where to keep the graphs")
+    parser.add_argument("--load", type=Path, metavar="FILE", help="graphs that were kept")
     options = parser.parse_args(arguments)
-    size = SIZES[options.size]
-    layers = options.layers or size.layers
-    start = time.perf_counter()
-    traced = trace(size, layers, options.batch, options.length)
-    count = sum(len(graph.ops) for graph in traced.graphs.values())
-    print(f"traced {layers} layers: {count} ops in {time.perf_counter() - start:.0f} s", flush=True)
-    start = time.perf_counter()
-    forward, backward = lay_out(traced, size.mesh)
-    seconds = time.perf_counter() - start
-    print(f"laid out on {size.mesh.device_count} devices ({size.mesh}) in {seconds:.1f} s")
-    print(f"forward:  {describe(forward.graph)}")
-    print(f"backward: {describe(backward.graph)}")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(f"peak memory of the process, tracing included: {peak} MB")
+    with tempfile.TemporaryDirectory() as folder:
+        file = options.load or options.save or Path(folder) / "graphs.lynx"
+        if options.load is None:
+            trace(file, options)
+        traced = read(file)
+    measure(traced, SIZES[options.size].mesh)
 
 
 if __name__ == "__main__":

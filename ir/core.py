@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from .location import UNKNOWN, Location
 from .shard_rules import ShardingError
 from .sharding import Mesh, Sharding
 from .space import IterationSpace
-from .structure import Typed, derived_shardings
-from .types import TensorType, Type
+from .structure import Structure, Typed, derived_shardings, structure_of
+from .types import TensorType, Type, is_alike, unsharded
 
 Number: TypeAlias = bool | int | float | complex | sympy.Expr
 """A literal operand, kept in full precision; an expression is a symbolic integer."""
@@ -96,8 +97,9 @@ class Op:
     random generator (kept in order, never merged or removed); `is_view` those whose result may
     share memory with their first operand; `is_elementwise` those that may write over an operand
     of the result's type; `changes_sharding` marks collectives; `is_uniform` ops whose parts
-    differ from them in operands and shapes alone; `shape_attributes` names the attributes that
-    hold the shape of result 0.
+    differ from them in operands and shapes alone; `infers_from_types` those whose `infer` asks
+    operands for their types alone; `shape_attributes` names the attributes that hold the shape of
+    result 0.
     """
 
     name: ClassVar[str] = ""
@@ -108,6 +110,7 @@ class Op:
     shape_attributes: ClassVar[tuple[str, ...]] = ()
     registry: ClassVar[dict[str, type[Op]]] = {}
     is_uniform: ClassVar[bool] = True
+    infers_from_types: ClassVar[bool] = True
     operand_fields: ClassVar[tuple[str, ...]] = ()
     attribute_fields: ClassVar[tuple[str, ...]] = ()
     region_fields: ClassVar[tuple[str, ...]] = ()
@@ -178,6 +181,15 @@ class Op:
         """Return the iteration space, or None for an op that has none (an `aten` op)."""
         return None
 
+    @functools.cached_property
+    def structure(self) -> Structure | None:
+        """What the op is but for the values that it uses, shared by all ops that are alike."""
+        return structure_of(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is written of an op: structures are found anew."""
+        return {name: item for name, item in self.__dict__.items() if name != "structure"}
+
     @property
     def out(self) -> Value:
         """The result of an op with exactly one."""
@@ -204,14 +216,45 @@ class Op:
         """Return the op with operands replaced; the op itself if none of them is in `mapping`."""
         if not any(operand in mapping for operand in self.operands):
             return self
-        changed = {name: substitute(getattr(self, name), mapping) for name in self.operand_fields}
-        return dataclasses.replace(self, **changed)
+        return self.with_operands(tuple([mapping.get(v, v) for v in self.operands]))
 
     def with_operands(self: _O, operands: tuple[Value, ...], **changed: Any) -> _O:
         """Return the op with other operands, in the order of `Op.operands`, and other fields."""
         parts = iter(operands)
         filled = {name: _refill(getattr(self, name), parts) for name in self.operand_fields}
+        if not changed and self.infers_from_types and self._fits(operands):
+            return self._twin(operands, filled)
         return dataclasses.replace(self, **(filled | changed))
+
+    def _fits(self, operands: tuple[Value, ...]) -> bool:
+        """Whether other operands are of the types of the op's own, wherever they lie."""
+        return len(operands) == len(self.operands) and all(
+            is_alike(old.type, new.type) for old, new in zip(self.operands, operands, strict=True)
+        )
+
+    def _twin(self: _O, operands: tuple[Value, ...], filled: dict[str, Any]) -> _O:
+        """Return the op over operands of the same types, for which nothing is inferred anew."""
+        made = object.__new__(type(self))
+        known, state = self.__dict__, made.__dict__
+        for name in (*self.attribute_fields, *self.region_fields, "loc"):
+            state[name] = known[name]
+        state |= filled
+        if "structure" in known:
+            state["structure"] = known["structure"]
+        state["operands"] = operands
+        types = [result.type for result in self.results]
+        moved = any(
+            old.type is not new.type for old, new in zip(self.operands, operands, strict=True)
+        )
+        if moved:
+            types = [unsharded(type_) for type_ in types]
+        results = state["results"] = tuple(
+            [Value(type_, made, index) for index, type_ in enumerate(types)]
+        )
+        if moved and (self.changes_sharding or any(_lies(operand.type) for operand in operands)):
+            for result, type_ in zip(results, made._sharded(tuple(types)), strict=True):
+                result.type = type_
+        return made
 
     def localized(self, operands: tuple[Value, ...], factor: str, start: Dim, size: Dim) -> Op:
         """Return the op restricted to the iterations `start <= i < start + size` of a factor.

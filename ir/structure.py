@@ -6,22 +6,35 @@ is derived once for all ops of a structure.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeAlias
-from weakref import WeakKeyDictionary
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from .shard_rules import ShardingError, result_shardings
 from .sharding import Mesh, Sharding
 from .space import IterationSpace
 from .types import OpaqueType, ScalarType, TensorType, Type
 
-Structure: TypeAlias = Hashable
-"""A key that two ops share if they differ in their values, and places, alone; None: no such key."""
+_MOST = 1 << 12
 
-_MOST = 1 << 15
-_REGIONS: WeakKeyDictionary[Any, Structure] = WeakKeyDictionary()
-_SPACES: dict[Structure, IterationSpace | None] = {}
-_SHARDINGS: dict[Hashable, tuple[Sharding, ...] | None] = {}
+
+class Structure:
+    """What ops share that differ in the values that they use, and places, alone.
+
+    Compared by identity: there is one as long as an op has it. It remembers what was derived of
+    one of these ops, for all of them.
+    """
+
+    __slots__ = ("__weakref__", "has_space", "shardings", "space")
+
+    def __init__(self) -> None:
+        self.space: IterationSpace | None = None
+        self.has_space = False
+        self.shardings: dict[Hashable, tuple[Sharding, ...] | None] = {}
+
+
+_STRUCTURES: WeakValueDictionary[Hashable, Structure] = WeakValueDictionary()
+_REGIONS: WeakKeyDictionary[Any, Hashable] = WeakKeyDictionary()
 
 
 class Typed:
@@ -40,6 +53,7 @@ class Iterating(Protocol):
     is_uniform: ClassVar[Any]
     operand_fields: ClassVar[Any]
     attribute_fields: ClassVar[Any]
+    region_fields: ClassVar[Any]
 
     @property
     def operands(self) -> Sequence[Typed]:
@@ -50,29 +64,35 @@ class Iterating(Protocol):
         """The values that the op defines."""
 
     @property
-    def regions(self) -> Mapping[str, Any]:
-        """The regions of the op by name."""
+    def structure(self) -> Structure | None:
+        """What `structure_of` gives, found once."""
 
     def space(self) -> IterationSpace | None:
         """Return the iteration space."""
 
 
-def structure_of(op: Iterating) -> Structure:
+def structure_of(op: Iterating) -> Structure | None:
     """Return the structure of an op, whose operands count by their types alone.
 
     How operands lie on a mesh is left out. None where an attribute cannot be a part of a key.
     """
-    key = (
+    key = _key(op)
+    try:
+        found = _STRUCTURES.get(key)
+    except TypeError:
+        return None
+    if found is None:
+        found = _STRUCTURES[key] = Structure()
+    return found
+
+
+def _key(op: Iterating) -> Hashable:
+    return (
         type(op),
         tuple([_of(getattr(op, name)) for name in op.operand_fields]),
         tuple([_typed(getattr(op, name)) for name in op.attribute_fields]),
-        tuple([_of_region(region) for region in op.regions.values()]),
+        tuple([_of_region(getattr(op, name)) for name in op.region_fields]),
     )
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
 
 
 def _of(item: Any) -> Any:
@@ -91,14 +111,16 @@ def _typed(item: Any) -> Any:
     return (type(item), item) if isinstance(item, bool | int | float) else item
 
 
-def _of_region(region: Any) -> Structure:
+def _of_region(region: Any) -> Hashable:
+    if region is None:
+        return None
     known = _REGIONS.get(region)
     if known is None:
         numbers = {value: index for index, value in enumerate(region.parameters)}
         ops: list[Any] = []
         for op in region.ops:
             used = tuple([numbers.get(operand, -1) for operand in op.operands])
-            ops.append((structure_of(op), used))
+            ops.append((_key(op), used))
             for result in op.results:
                 numbers[result] = len(numbers)
         parameters = tuple([_of(value) for value in region.parameters])
@@ -107,15 +129,14 @@ def _of_region(region: Any) -> Structure:
     return known
 
 
-def shared_space(op: Iterating, structure: Structure) -> IterationSpace | None:
-    """Return the iteration space of an op of a structure; it is made once."""
+def shared_space(op: Iterating) -> IterationSpace | None:
+    """Return the iteration space of an op; it is made once for a structure."""
+    structure = op.structure
     if structure is None:
         return op.space()
-    if structure not in _SPACES:
-        if len(_SPACES) >= _MOST:
-            _SPACES.clear()
-        _SPACES[structure] = op.space()
-    return _SPACES[structure]
+    if not structure.has_space:
+        structure.space, structure.has_space = op.space(), True
+    return structure.space
 
 
 def derived_shardings(op: Iterating) -> tuple[Sharding, ...] | None:
@@ -126,26 +147,22 @@ def derived_shardings(op: Iterating) -> tuple[Sharding, ...] | None:
     """
     given = tuple([_lies(operand.type) for operand in op.operands])
     mesh = next((one.mesh for one in given if one is not None and one.mesh is not None), None)
-    structure = structure_of(op)
-    key = (structure, given, mesh)
-    if structure is not None and key in _SHARDINGS:
-        return _SHARDINGS[key]
-    found = _derived(op, shared_space(op, structure), given, mesh)
-    if structure is not None:
-        if len(_SHARDINGS) >= _MOST:
-            _SHARDINGS.clear()
-        _SHARDINGS[key] = found
-    return found
+    structure = op.structure
+    if structure is None:
+        return _derived(op, given, mesh)
+    key = (given, mesh)
+    if key not in structure.shardings:
+        if len(structure.shardings) >= _MOST:
+            structure.shardings.clear()
+        structure.shardings[key] = _derived(op, given, mesh)
+    return structure.shardings[key]
 
 
 def _derived(
-    op: Iterating,
-    space: IterationSpace | None,
-    given: tuple[Sharding | None, ...],
-    mesh: Mesh | None,
+    op: Iterating, given: tuple[Sharding | None, ...], mesh: Mesh | None
 ) -> tuple[Sharding, ...] | None:
     found = result_shardings(
-        space,
+        shared_space(op),
         given,
         mesh,
         moves=op.is_view,

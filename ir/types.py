@@ -174,6 +174,15 @@ def is_same_type(a: Type, b: Type) -> bool:
     return a.expr is not None and b.expr is not None and _is_same_dim(a.expr, b.expr)
 
 
+def is_alike(a: Type, b: Type) -> bool:
+    """Whether the types are equal but for how tensors lie on the mesh."""
+    if a is b:
+        return True
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        return a.dtype is b.dtype and a.shape == b.shape and a.device == b.device
+    return a == b
+
+
 def _is_same_dim(a: Dim, b: Dim) -> bool:
     # The text normalises exact divisions, which have no common polynomial form.
     return is_equal(a, b) or format_dim(a) == format_dim(b)
@@ -181,7 +190,9 @@ def _is_same_dim(a: Dim, b: Dim) -> bool:
 
 def unsharded(type_: Type) -> Type:
     """Return the type without how it lies on the mesh."""
-    return type_.with_shape(type_.shape) if isinstance(type_, TensorType) else type_
+    if not isinstance(type_, TensorType) or type_.sharding is None:
+        return type_
+    return type_.with_shape(type_.shape)
 
 
 def symbols_told(type_: Type) -> Iterator[str]:

@@ -72,9 +72,10 @@ def _compile(
         graph = without_constraints(graph)
     else:
         context = pass_context(graph)
-        local = distribution.localize(graph, module, record.name, context)
+        explained = RECORDS.is_listened_to or settings.debug >= 2
+        local = distribution.localize(graph, module, record.name, context, explained)
         record.remarks = [*record.remarks, *context.remarks]
-        graph, record.distributed = local.graph, local.typed
+        graph, record.distributed, record.layout = local.graph, local.typed, local.layout
     record.seconds["import"] = time.perf_counter() - start
     target = target_of(graph, settings.cpu_kernels)
     context = pass_context(graph, target)
@@ -165,6 +166,8 @@ def _report(record: CompiledGraph, settings: Settings, observers: Sequence[Obser
         count = len(record.imported.ops) if record.imported is not None else 0
         line = f"lynx: {record.name}: {count} ops, {record.seconds['total'] * 1e3:.0f} ms"
         print(line, file=sys.stderr)
+    if settings.debug >= 2 and record.layout is not None:
+        print(record.layout, file=sys.stderr)
     for observer in observers:
         if isinstance(observer, Timer):
             print(observer.table(), file=sys.stderr)

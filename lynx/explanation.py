@@ -17,6 +17,8 @@ from lynx.passes.plan_memory import format_count
 
 from .attention_sites import AttentionSite, attention_sites
 from .backend import lynx
+from .distribution.layout import DistributionReport
+from .distribution.parallelize import is_parallelized
 from .native_text import describe_native
 from .records import RECORDS, CompiledGraph
 
@@ -48,6 +50,12 @@ class Explanation:
         return [remark for record in self.graphs for remark in record.remarks]
 
     @property
+    def distribution(self) -> DistributionReport:
+        """How a distributed model lies on its mesh, why, and what it sends; empty for others."""
+        layouts = [record.layout for record in self.graphs if record.layout is not None]
+        return DistributionReport(layouts)
+
+    @property
     def attention(self) -> list[AttentionSite]:
         """Each attention: what it is and who computes it, or why it was left as it is."""
         return [site for record in self.graphs for site in attention_sites(record)]
@@ -58,6 +66,8 @@ class Explanation:
         lines += [f"  break: {reason.splitlines()[0]} ({place})" for reason, place in self.breaks]
         for record in self.graphs:
             lines += ["", *_describe(record)]
+        if self.distribution.graphs:
+            lines += ["", *str(self.distribution).splitlines()]
         if self.attention:
             lines += ["", "attention:", *(f"  {site}" for site in self.attention)]
         if self.fallbacks:
@@ -73,15 +83,18 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     """Compile a function or module on these inputs and say what happened.
 
     The function runs, as often as Dynamo needs; buffers that it changes are changed, and the random
-    generators are put back to where they were. Backward graphs are compiled, not run.
+    generators are put back to where they were. Backward graphs are compiled, not run. A model that
+    `lynx.parallelize` made is compiled as it is; all processes of its mesh have to ask.
     """
+    compiled = is_parallelized(function)
     with torch.random.fork_rng():
-        breaks = graph_break_reasons(function, *args, **kwargs)
+        breaks = [] if compiled else graph_break_reasons(function, *args, **kwargs)
         torch.compiler.reset()
         graphs = RECORDS.listen()
         try:
             with eager_backward_compilation():
-                torch.compile(function, backend=lynx)(*args, **kwargs)
+                call = function if compiled else torch.compile(function, backend=lynx)
+                call(*args, **kwargs)
         finally:
             RECORDS.unlisten(graphs)
     return Explanation(graphs, breaks)

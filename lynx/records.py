@@ -12,6 +12,8 @@ from typing import Any
 from lynx.ir.core import Graph
 from lynx.passes import Remark
 
+from .distribution.layout import GraphLayout
+
 log = logging.getLogger("lynx")
 
 
@@ -21,13 +23,15 @@ class CompiledGraph:
 
     `name` is unique in the process, `kind` is forward, backward or inference, `imported` the graph
     before any pass, `program` the finished one. For a graph over a mesh, `distributed` is what all
-    processes run together. `fallback` says why torch runs it instead.
+    processes run together, and `layout` why it lies so, if somebody asked beforehand. `fallback`
+    says why torch runs it instead.
     """
 
     name: str
     kind: str
     imported: Graph | None = None
     distributed: Graph | None = None
+    layout: GraphLayout | None = None
     program: Any = None
     executable: Any = None
     remarks: list[Remark] = field(default_factory=list)
@@ -59,6 +63,11 @@ class Records:
         for listener in self._listeners:
             listener.append(record)
         return record
+
+    @property
+    def is_listened_to(self) -> bool:
+        """Whether somebody waits for records, and wants to know more than is kept otherwise."""
+        return bool(self._listeners)
 
     def listen(self) -> list[CompiledGraph]:
         """Return a list that grows with each new record until `unlisten`."""

@@ -8,6 +8,7 @@ run in their order, at the same time as everything else.
 from __future__ import annotations
 
 from dataclasses import field
+from typing import ClassVar
 
 from lynx.ir.core import Op, Value
 from lynx.ir.types import TensorType
@@ -166,6 +167,8 @@ class Wait(Op, name="wait"):
 
     `pending` are all results of one start, `xs` its operands, whose memory is needed until then.
     """
+
+    infers_from_types: ClassVar[bool] = False
 
     pending: tuple[Value, ...]
     xs: tuple[Value, ...]

@@ -1,22 +1,38 @@
-"""Constraints inside a model: check them against the mesh, and drop them where there is none."""
+"""Constraints inside a model: check them against the mesh, and drop them where there is none.
+
+Dynamo runs DTensor's own propagation while it traces, so DTensor is told that a constraint moves
+nothing.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.fx
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
 
 from lynx.importer.locations import location_of
 from lynx.ir.core import Graph, Op, Value
 from lynx.ir.ops.constraint import Constrain
 from lynx.ir.sharding import Mesh
+from lynx.operators.constrain import OPERATOR
 
 from .plans import read_annotation
 
 
+@register_sharding(OPERATOR)  # type: ignore[untyped-decorator]
+def _stays(x: Any, sharding: str, priority: int) -> list[tuple[list[Any], list[Any]]]:
+    """Return the placements that a constraint keeps, as DTensor asks for them."""
+    del sharding, priority
+    kept = [Replicate(), *map(Shard, range(x.ndim))]
+    return [([one], [one, None, None]) for one in kept]
+
+
 def check_constraints(module: torch.fx.GraphModule, mesh: Mesh) -> None:
     """Raise `UsageError`, with the user's line, for a constraint that the mesh does not allow."""
-    target = torch.ops.lynx.constrain.default
-    for node in module.graph.find_nodes(op="call_function", target=target):
+    for node in module.graph.find_nodes(op="call_function", target=OPERATOR):
         x, text, priority = node.args
         assert isinstance(x, torch.fx.Node)
         rank = x.meta["example_value"].dim()

@@ -74,6 +74,11 @@ def parallelize(
     return model
 
 
+def is_parallelized(function: Any) -> bool:
+    """Whether a function is a model that `parallelize` returned."""
+    return isinstance(getattr(function, "forward", None), _Forward)
+
+
 def _chosen(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
     if mode is not None:
         return {"mode": mode}

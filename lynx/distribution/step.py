@@ -25,7 +25,8 @@ from lynx.passes.distribution.annotations import (
     Annotation,
     Annotations,
 )
-from lynx.passes.distribution.distribute import distribute
+from lynx.passes.distribution.distribute import Distributed, distribute
+from lynx.passes.distribution.explain import Words
 from lynx.passes.distribution.localize import localize
 from lynx.settings import Settings
 
@@ -35,6 +36,7 @@ from .constraints import check_constraints, without_constraints
 from .gathering import gathered
 from .graphs import check_calls, plain_graph, plain_inputs
 from .groups import Groups
+from .layout import GraphLayout
 from .meshes import (
     is_placeable,
     placeable,
@@ -42,6 +44,7 @@ from .meshes import (
     sharding_of_placements,
     whole_placements,
 )
+from .names import input_names, title
 from .running import Boxed, agreed, entered, with_strides
 from .torch_internals import guard_on_shape, input_descriptors, output_descriptors
 
@@ -50,12 +53,14 @@ from .torch_internals import guard_on_shape, input_descriptors, output_descripto
 class LocalGraph:
     """The program of one process: what is compiled, and what is put around the compiled function.
 
-    `typed` is the program of all processes, with collectives; None where all is gathered.
+    `typed` is the program of all processes, with collectives; None where all is gathered. `layout`
+    says why it is so, if that is asked for.
     """
 
     graph: Graph
     wrap: Callable[[Boxed], Boxed]
     typed: Graph | None = None
+    layout: GraphLayout | None = None
 
 
 @dataclass
@@ -93,18 +98,23 @@ class DistributedStep:
     known: dict[str, Sharding] = field(default_factory=dict)
     saved: dict[str, Sharding] = field(default_factory=dict)
     levels: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    layout: GraphLayout | None = None
 
     def localize(
-        self, graph: Graph, module: torch.fx.GraphModule, name: str, context: PassContext
-    ) -> LocalGraph:
+        self, graph: Graph, module: torch.fx.GraphModule, name: str, context: PassContext,
+        explained: bool = False,
+    ) -> LocalGraph:  # fmt: skip
         """Return what this process runs of a graph of AOTAutograd over whole tensors.
 
-        Where propagation fails, all is gathered, with a remark; in strict mode that is an error.
+        If it is to be explained, the reasons are kept, which takes memory. Where propagation fails,
+        all is gathered, with a remark; in strict mode that is an error.
         """
         frame = self._frame(module)
         if self.settings.distribution == "auto":
             try:
-                typed = self._laid_out(graph, frame, context)
+                found = self._laid_out(graph, frame, context)
+                typed = found.graph
                 local = without_constraints(localize(typed, self.groups.coordinates))
             except CompileError as error:
                 if self.settings.strict:
@@ -114,7 +124,8 @@ class DistributedStep:
                 self._remember(frame)
                 agreement = Agreement(name, print_graph(typed), self.groups)
                 enter = functools.partial(entered, graph=local, agreement=agreement)
-                return LocalGraph(local, enter, typed)
+                layout = self._layout(graph.name, frame, found) if explained else None
+                return LocalGraph(local, enter, typed, layout)
         changed = tuple(graph.inputs.index(one.target) for one in graph.mutations)
         agreement = Agreement(name, _text(print_graph(graph), frame), self.groups)
 
@@ -125,7 +136,28 @@ class DistributedStep:
         self._remember(frame)
         return LocalGraph(without_constraints(graph), wrap)
 
-    def _laid_out(self, graph: Graph, frame: Frame, context: PassContext) -> Graph:
+    def _layout(self, kind: str, frame: Frame, found: Distributed) -> GraphLayout:
+        """Keep how the values of a graph lie, under names that the user knows."""
+        prepared = found.prepared
+        inputs = [title(text, self.names) for text in frame.sources]
+        outputs = [title(text, self.names) for text, _ in frame.names]
+        pairs = [(value, name) for value, name in zip(prepared.inputs, inputs, strict=True) if name]
+        before = self.layout if kind == "backward" else None
+        if before is not None:
+            kept = {value.name: before.saved.get(value.name) for value in prepared.inputs}
+            named = {name: before.words.name(one) for name, one in kept.items() if one is not None}
+            pairs += [(v, f"saved {named[v.name]}") for v in prepared.inputs if v.name in named
+                      and v not in dict(pairs)]  # fmt: skip
+        saved = {
+            name: value
+            for (_, name), value in zip(frame.names, prepared.outputs, strict=True)
+            if value is not None
+        }
+        saved |= {value.name: value for value in prepared.inputs}
+        self.layout = GraphLayout(kind, found, inputs, outputs, saved, Words(dict(pairs)), before)
+        return self.layout
+
+    def _laid_out(self, graph: Graph, frame: Frame, context: PassContext) -> Distributed:
         """Return the graph with collectives; `frame` then says how its outputs lie.
 
         Outputs that the user gets lie as propagation finds, if DTensor has placements for that.
@@ -154,7 +186,7 @@ class DistributedStep:
                 frame.outputs[position] = value.type.sharding or replicated(
                     value.type.rank, self.groups.mesh
                 )
-        return typed
+        return found
 
     def _refused(self, typed: Graph, frame: Frame) -> dict[int, Sharding]:
         """Return how outputs shall lie that lie in a way for which there are no placements."""
@@ -310,7 +342,10 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
         if entrance is not None
     }
     outputs = tuple(stands_in or one for one in distributed)
-    return DistributedStep(graph, plain, entrances, outputs, groups, settings, annotations, known)
+    return DistributedStep(
+        graph, plain, entrances, outputs, groups, settings, annotations, known,
+        names=input_names(module),
+    )  # fmt: skip
 
 
 def _said(node: torch.fx.Node, given: Annotation | None, sharding: Sharding) -> Annotation:

@@ -29,10 +29,11 @@ def _setup(ctx: Any, inputs: tuple[torch.Tensor, str, int], output: torch.Tensor
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    return torch.ops.lynx.constrain.default(grad, ctx.sharding, ctx.priority), None, None
+    return OPERATOR(grad, ctx.sharding, ctx.priority), None, None
 
 
 torch.library.register_autograd(_NAME, _backward, setup_context=_setup)
+OPERATOR = torch.ops.lynx.constrain.default
 
 
 def constrain(x: torch.Tensor, sharding: str, *, priority: int = -1) -> torch.Tensor:
@@ -46,4 +47,4 @@ def constrain(x: torch.Tensor, sharding: str, *, priority: int = -1) -> torch.Te
     """
     if not torch.compiler.is_compiling():
         return x
-    return torch.ops.lynx.constrain.default(x, sharding, priority)  # type: ignore[no-any-return]
+    return OPERATOR(x, sharding, priority)  # type: ignore[no-any-return]

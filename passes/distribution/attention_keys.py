@@ -17,7 +17,6 @@ from lynx.ir.ops.attention import Attending, Attention, AttentionBackward
 from lynx.ir.ops.attention_pieces import AttentionPartBackward, AttentionPieces
 from lynx.ir.ops.pieces import length_of
 from lynx.ir.sharding import WHOLE, Partial, Split, sharding_of
-from lynx.ir.structure import structure_of
 from lynx.ir.types import DType
 from lynx.passes.decompose_build import Number, absolute, amax, choose, exp, log, maximum, total
 from lynx.passes.rewrite import NoMatch, Rewritten, Rule
@@ -76,11 +75,10 @@ class KeyPieces:
         self, op: Op, operands: Sequence[Placed | None], results: Sequence[Placed | None]
     ) -> tuple[float, Mapping[str, Split]] | None:
         """Return the bytes that an op moves at least, and how its factors are cut then."""
-        structure = structure_of(op)
-        space = space_of(op, structure)
+        space = space_of(op)
         if space is None:
             return None
-        splits = self.strategist.choose(space, operands, results, structure)
+        splits = self.strategist.choose(space, operands, results, op.structure)
         maps = (*space.operands, *space.results)
         cost = self.strategist.cost(space, splits, (*operands, *results), maps, len(operands))
         return None if cost is None else (cost, splits)

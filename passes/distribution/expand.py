@@ -17,7 +17,7 @@ from lynx.ir.ops.random import Dropout
 from lynx.ir.ops.reduction import Mean
 from lynx.ir.sharding import Sharding
 from lynx.ir.space import FactorKind, IterationSpace, Window
-from lynx.ir.structure import shared_space, structure_of
+from lynx.ir.structure import shared_space
 from lynx.ir.traversal import use_counts
 from lynx.passes.base import PassContext
 from lynx.passes.decompose import RULES
@@ -118,7 +118,7 @@ def _is_blocked(op: Op, layouts: Layouts) -> bool:
     if not any(sharding is not None and any(sharding.dims) for sharding in given):
         return False
     wider = alternative(op) or op
-    space = shared_space(wider, structure_of(wider))
+    space = shared_space(wider)
     return any(
         sharding is not None and any(sharding.dims) and _cuts_whole(space, position, sharding)
         for position, sharding in enumerate(given)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 from lynx.ir.core import Graph, Mutation, Op, OutputSpec, Value
 from lynx.ir.errors import InternalError
@@ -18,7 +19,6 @@ from lynx.ir.ops.constraint import Constrain
 from lynx.ir.ops.layout import Permute
 from lynx.ir.sharding import Partial, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import IterationSpace
-from lynx.ir.structure import structure_of
 from lynx.ir.types import TensorType
 
 from .alternatives import alternative, replacement
@@ -30,7 +30,39 @@ from .strategy import Placed, Strategist, operand_sharding, space_of
 from .sums import leave_in_parts
 
 
-def partition(graph: Graph, layouts: Layouts, annotations: Annotations) -> Graph:
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What needs a value otherwise than it lies: an operand of an op, or its own place.
+
+    `value` is of the graph before. Without `user` the value is to lie so itself, as `end` says: as
+    propagation found, as a constraint or the caller wants, or as the input that it is written to.
+    `order` is that of a permutation that comes after the collectives: none if there is none.
+    """
+
+    value: Value
+    wanted: Sharding
+    user: Op | None = None
+    position: int = 0
+    end: str = ""
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioned:
+    """A graph with collectives, and how it was found.
+
+    `spaces` and `splits` say along what each op of the graph before is cut, `origins` from which of
+    them an op was made, `causes` why each collective is there.
+    """
+
+    graph: Graph
+    spaces: Mapping[Op, IterationSpace | None]
+    splits: Mapping[Op, Mapping[str, Split]]
+    origins: Mapping[Op, Op]
+    causes: Mapping[Op, Cause]
+
+
+def partition(graph: Graph, layouts: Layouts, annotations: Annotations) -> Partitioned:
     """Return the graph with collectives, in which every value lies as its type says."""
     return _Partition(graph, layouts, annotations).run()
 
@@ -46,8 +78,10 @@ class _Partition:
         self.splits: dict[Op, Mapping[str, Split]] = {}
         self.needed: dict[tuple[int, int, int], Sharding] = {}
         self.routes: dict[Hashable, list[Step]] = {}
+        self.origins: dict[Op, Op] = {}
+        self.causes: dict[Op, Cause] = {}
 
-    def run(self) -> Graph:
+    def run(self) -> Partitioned:
         self._choose()
         leave_in_parts(self.graph, self.spaces, self.splits, self.mesh)
         waiting = Pending(self.graph, self.spaces, self.splits, self.mesh).run()
@@ -56,7 +90,7 @@ class _Partition:
             self._place(op, waiting)
         outputs, specs = self._outputs()
         mutations = tuple(map(self._mutation, self.graph.mutations))
-        return dataclasses.replace(
+        graph = dataclasses.replace(
             self.graph,
             inputs=inputs,
             ops=tuple(self.ops),
@@ -65,27 +99,36 @@ class _Partition:
             mutations=mutations,
             mesh=self.mesh,
         )
+        return Partitioned(graph, self.spaces, self.splits, self.origins, self.causes)
 
     def _choose(self) -> None:
+        """Find the factors that are cut; ops alike whose tensors lie alike share them."""
         strategist = Strategist(self.mesh)
+        known: dict[Hashable, tuple[IterationSpace | None, Mapping[str, Split]]] = {}
         for op in self.graph.ops:
-            operands = [self.layouts.placed(value) for value in op.operands]
-            results = [self.layouts.placed(value) for value in op.results]
-            other = alternative(op)
-            wider = op if other is None else other
-            structure = structure_of(wider)
-            space = space_of(wider, structure)
-            splits = strategist.choose(space, operands, results, structure)
-            plain = space if other is None else space_of(op, structure_of(op))
-            if not self._form_of(op, wider, plain, space, splits).is_uniform and any(
-                split.groups for split in splits.values()
-            ):
-                operands = [_without_blocks(one) for one in operands]
-                results = [_without_blocks(one) for one in results]
-                splits = strategist.choose(space, operands, results, structure)
-            if self._form_of(op, wider, plain, space, splits) is op:
-                space = plain
-            self.spaces[op], self.splits[op] = space, splits
+            placed = [self.layouts.placed(value) for value in (*op.operands, *op.results)]
+            key = (op.structure, *[None if one is None else one.state for one in placed])
+            if op.structure is None or key not in known:
+                known[key] = self._strategy(op, placed, strategist)
+            self.spaces[op], self.splits[op] = known[key]
+
+    def _strategy(
+        self, op: Op, placed: Sequence[Placed | None], strategist: Strategist
+    ) -> tuple[IterationSpace | None, Mapping[str, Split]]:
+        """Return the space of the form in which an op runs, and how its factors are cut."""
+        count, other = len(op.operands), alternative(op)
+        wider = op if other is None else other
+        space = space_of(wider)
+        splits = strategist.choose(space, placed[:count], placed[count:], wider.structure)
+        plain = space if other is None else space_of(op)
+        if not self._form_of(op, wider, plain, space, splits).is_uniform and any(
+            split.groups for split in splits.values()
+        ):
+            placed = [_without_blocks(one) for one in placed]
+            splits = strategist.choose(space, placed[:count], placed[count:], wider.structure)
+        if self._form_of(op, wider, plain, space, splits) is op:
+            space = plain
+        return space, splits
 
     @staticmethod
     def _form_of(
@@ -112,17 +155,21 @@ class _Partition:
         if isinstance(op, Constrain):
             wanted = self.layouts.of(op.out)
             assert wanted is not None
-            self.made[op.out] = self._form(op.x, wanted, op.loc)
+            cause = Cause(op.x, wanted, op)
+            self.made[op.out] = self._form(cause, op.loc)
             return
         space, splits = self.spaces[op], self.splits[op]
         chosen = replacement(op, splits, space)
         operands: list[Value] = []
         for position, operand in enumerate(op.operands):
             wanted = self._needed(op, position, space, splits, waiting)
-            form = self.made[operand] if wanted is None else self._form(operand, wanted, op.loc)
-            operands.append(form)
+            if wanted is None:
+                operands.append(self.made[operand])
+            else:
+                operands.append(self._form(Cause(operand, wanted, op, position), op.loc))
         made = chosen.with_operands(tuple(operands))
         self.ops.append(made)
+        self.origins[made] = op
         for old, new in zip(op.results, made.results, strict=True):
             self._settle(old, new, waiting.get(old, ()), op.loc)
 
@@ -158,22 +205,23 @@ class _Partition:
             wanted = sharding_of(given.splits, tuple(waiting), self.mesh)
         if given is None and wanted.is_replicated:
             return
-        self.made[old] = self._moved(new, wanted, loc)
+        self.made[old] = self._moved(new, Cause(old, wanted, end="place"), loc)
 
-    def _form(self, operand: Value, wanted: Sharding, loc: Location) -> Value:
-        """Return an operand in another form, made once."""
-        value = self.made[operand]
+    def _form(self, cause: Cause, loc: Location) -> Value:
+        """Return a value in the form that is wanted, made once."""
+        value = self.made[cause.value]
         given = value.tensor_type.sharding
-        if given == wanted or (given is None and wanted.is_replicated):
+        if given == cause.wanted or (given is None and cause.wanted.is_replicated):
             return value
-        return self._moved(value, wanted, loc)
+        return self._moved(value, cause, loc)
 
-    def _moved(self, value: Value, wanted: Sharding, loc: Location) -> Value:
+    def _moved(self, value: Value, cause: Cause, loc: Location) -> Value:
         """Bring a value to another sharding by collectives, each added once."""
+        wanted = cause.wanted
         type_ = value.tensor_type
         if type_.sharding is None:
             axes, sizes = zip(*self.mesh.axes, strict=True)
-            value = self._add(value, Replicate(value, axes, sizes, loc=loc))
+            value = self._add(value, Replicate(value, axes, sizes, loc=loc), cause)
             type_ = value.tensor_type
         assert type_.sharding is not None
         if type_.sharding == wanted:
@@ -185,28 +233,31 @@ class _Partition:
                 type_.sharding, wanted, type_.shape, type_.dtype.itemsize, self.mesh
             ).steps
         if isinstance(value.op, Permute) and steps and all(s.kind is AllGather for s in steps):
-            return self._permuted(value, value.op, wanted, loc)
+            return self._permuted(value, value.op, cause, loc)
         for step in steps:
             op = step.emit(value)
-            value = self._add(value, dataclasses.replace(op, loc=loc))
+            value = self._add(value, dataclasses.replace(op, loc=loc), cause)
         if value.tensor_type.sharding != wanted:
             raise InternalError("not-reached", f"{value.type} was to lie as {wanted}", loc)
         return value
 
-    def _permuted(self, value: Value, op: Permute, wanted: Sharding, loc: Location) -> Value:
+    def _permuted(self, value: Value, op: Permute, cause: Cause, loc: Location) -> Value:
         """Gather what was permuted, and permute that: weights are gathered once for all uses."""
+        wanted = cause.wanted
         known = self.forms.get((value, wanted))
         if known is not None:
             return known
         place = {dim: index for index, dim in enumerate(op.dims)}
         splits = tuple(wanted.splits[place[dim]] for dim in range(len(place)))
-        source = self._moved(op.x, sharding_of(splits, wanted.partial, self.mesh), loc)
+        there = sharding_of(splits, wanted.partial, self.mesh)
+        order = tuple(op.dims[dim] for dim in cause.order or range(len(op.dims)))
+        source = self._moved(op.x, dataclasses.replace(cause, wanted=there, order=order), loc)
         made = dataclasses.replace(op, x=source)
         self.ops.append(made)
         self.forms[value, wanted] = made.out
         return made.out
 
-    def _add(self, source: Value, op: Op) -> Value:
+    def _add(self, source: Value, op: Op, cause: Cause) -> Value:
         """Add a collective, or take the equal one that is there."""
         (result,) = op.results
         sharding = result.tensor_type.sharding
@@ -215,6 +266,7 @@ class _Partition:
         if known is not None:
             return known
         self.ops.append(op)
+        self.causes[op] = cause
         self.forms[source, sharding] = result
         return result
 
@@ -233,7 +285,7 @@ class _Partition:
                 continue
             made = self.made[output]
             if wanted is not None:
-                made = self._form(output, wanted, _where(output))
+                made = self._form(Cause(output, wanted, end="output"), _where(output))
             lies = made.tensor_type.sharding or replicated(made.tensor_type.rank, self.mesh)
             outputs.append(made)
             specs.append(dataclasses.replace(spec, sharding=lies))
@@ -245,7 +297,8 @@ class _Partition:
         if isinstance(target.type, TensorType):
             sharding = target.type.sharding
             assert sharding is not None
-            value = self._moved(value, sharding, _where(mutation.value))
+            cause = Cause(mutation.value, sharding, end="input")
+            value = self._moved(value, cause, _where(mutation.value))
         return Mutation(target, value)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lynx.ir.core import Graph, Op, Value
+from lynx.ir.dims import Dim
 from lynx.ir.ops.constraint import Constrain
 from lynx.ir.shard_rules import axis_split, normal_split
 from lynx.ir.sharding import (
@@ -24,13 +25,11 @@ from lynx.ir.sharding import (
     replicated,
     sharding_of,
 )
-from lynx.ir.space import FactorKind, IndexMap, IterationSpace
-from lynx.ir.structure import structure_of
-from lynx.ir.traversal import users
+from lynx.ir.space import FactorKind, IterationSpace
 from lynx.ir.types import TensorType
 
 from .annotations import PARAMETER_PRIORITY, Annotations
-from .strategy import Placed, Proposal, accept, proposals, space_of, state_of
+from .strategy import Placed, Proposal, accept, proposals, space_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +51,15 @@ class Layouts:
 
     mesh: Mesh
     shardings: dict[Value, Sharding] = field(default_factory=dict)
-    priorities: dict[Value, dict[str, int]] = field(default_factory=dict)
+    priorities: dict[Value, Mapping[str, int]] = field(default_factory=dict)
     reasons: dict[Value, dict[str, Reason]] = field(default_factory=dict)
     _placed: dict[Value, Placed | None] = field(default_factory=dict)
     _states: dict[Hashable, int] = field(default_factory=dict)
 
     def of(self, value: Value) -> Sharding | None:
         """Return the sharding of a tensor, whole if nothing was found; None for other values."""
-        found = self.shardings.get(value)
-        if found is None and isinstance(value.type, TensorType):
-            return replicated(value.type.rank, self.mesh)
-        return found
+        placed = self.placed(value)
+        return None if placed is None else placed.sharding
 
     def priorities_of(self, value: Value) -> Mapping[str, int]:
         """Return the priority of each axis that splits a value."""
@@ -70,27 +67,24 @@ class Layouts:
 
     def placed(self, value: Value) -> Placed | None:
         """Return a value as a tensor of an op; None if it is none."""
-        if value not in self._placed:
-            sharding = self.of(value)
-            self._placed[value] = (
-                Placed(
-                    value.type,
-                    sharding,
-                    levels := dict(self.priorities_of(value)),
-                    self._state(sharding, levels),
-                )
-                if sharding is not None and isinstance(value.type, TensorType)
-                else None
-            )
-        return self._placed[value]
+        if value in self._placed:
+            return self._placed[value]
+        type_, found = value.type, None
+        if isinstance(type_, TensorType):
+            found = self.describe(type_, replicated(type_.rank, self.mesh), {})
+        self._placed[value] = found
+        return found
 
-    def _state(self, sharding: Sharding, levels: Mapping[str, int]) -> int:
-        return self._states.setdefault((sharding, tuple(levels.items())), len(self._states))
+    def describe(self, type_: TensorType, sharding: Sharding, levels: Mapping[str, int]) -> Placed:
+        """Return a tensor that lies so, with the number of all tensors that do."""
+        key = (sharding, tuple(levels.items()))
+        return Placed(type_, sharding, levels, self._states.setdefault(key, len(self._states)))
 
-    def place(self, value: Value, sharding: Sharding) -> None:
-        """Note how a value is to lie; what was said of its axes is said before."""
-        self.shardings[value] = sharding
-        self._placed.pop(value, None)
+    def place(self, value: Value, placed: Placed) -> None:
+        """Note how a value is to lie."""
+        self.shardings[value] = placed.sharding
+        self.priorities[value] = placed.priorities
+        self._placed[value] = placed
 
 
 def propagate(graph: Graph, annotations: Annotations) -> Layouts:
@@ -98,7 +92,7 @@ def propagate(graph: Graph, annotations: Annotations) -> Layouts:
     return _Propagation(graph, annotations).run()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Change:
     """That a tensor of an op, by its number, is split further because another one is."""
 
@@ -108,33 +102,69 @@ class _Change:
     source: int
 
 
+@dataclass(slots=True, eq=False)
+class _Site:
+    """An op that may be cut, and what its steps need.
+
+    `order` is when it is looked at: by its tier, and then by its place in the graph. Ops of one
+    structure whose tensors are open alike are of one `kind`; None is no kind.
+    """
+
+    op: Op
+    space: IterationSpace
+    values: tuple[Value, ...]
+    order: tuple[int, int]
+    kind: int | None = None
+    is_open: tuple[bool, ...] = ()
+    is_queued: bool = False
+
+
 class _Propagation:
+    """What repeated layers do alike is found out once, with numbers for how tensors lie.
+
+    `known` has the changes that an op of a kind asks for, `outcomes` what becomes of a tensor by a
+    change; the worklist over all ops then only looks these up.
+    """
+
     def __init__(self, graph: Graph, annotations: Annotations) -> None:
         self.graph, self.annotations = graph, annotations
         self.mesh = annotations.mesh
         self.layouts = Layouts(self.mesh)
-        self.users = users(graph)
-        self.place = {op: index for index, op in enumerate(graph.ops)}
-        self.structures = {op: structure_of(op) for op in graph.ops}
-        self.spaces: dict[Op, IterationSpace | None] = {
-            op: space_of(op, self.structures[op]) for op in graph.ops
-        }
+        self.sites: list[_Site] = []
+        self.around: dict[Value, list[_Site]] = {}
+        for op in graph.ops:
+            space = space_of(op)
+            if space is not None:
+                order = (_tier(space), len(self.sites))
+                site = _Site(op, space, (*op.operands, *op.results), order)
+                self.sites.append(site)
+                for value in dict.fromkeys(site.values):
+                    self.around.setdefault(value, []).append(site)
         self.known: dict[Hashable, tuple[_Change, ...]] = {}
-        self.tiers = {op: _tier(op, self.spaces[op]) for op in graph.ops}
+        self.outcomes: dict[tuple[_Change, int | None], Placed | None] = {}
         # What depends on no input each device has whole: two uses of one count, along a batch and
         # along a sequence of the same length, have nothing to do with each other.
         self.fixed: set[Value] = {*graph.inputs, *constants(graph)}
         self.queue: list[tuple[int, int]] = []
-        self.queued: set[Op] = set()
 
     def run(self) -> Layouts:
         seeds = self._seeds()
+        self._sort()
         for priority in sorted({priority for _, _, priority in seeds}):
             for value, sharding, level in seeds:
                 if level == priority:
                     self._seed(value, sharding, priority)
             self._spread(priority)
         return self.layouts
+
+    def _sort(self) -> None:
+        """Find the kind of each op, once it is known which values are open."""
+        kinds: dict[Hashable, int] = {}
+        for site in self.sites:
+            site.is_open = tuple([value not in self.fixed for value in site.values])
+            structure = site.op.structure
+            if structure is not None:
+                site.kind = kinds.setdefault((structure, site.is_open), len(kinds))
 
     def _seeds(self) -> list[tuple[Value, Sharding, int]]:
         """Return annotated values with the axes of each priority."""
@@ -144,13 +174,10 @@ class _Propagation:
                 continue
             if annotation.open:
                 self.fixed.discard(value)
-            priorities = [annotation.priority_of(axis) for axis in annotation.sharding.axes]
-            seeds += [(value, annotation.sharding, p) for p in sorted(set(priorities))]
-            levels = dict(zip(annotation.sharding.axes, priorities, strict=True))
-            self.layouts.priorities[value] = levels
-            self.layouts.place(value, annotation.sharding)
-            reasons = dict.fromkeys(levels, Reason(None))
-            self.layouts.reasons[value] = reasons
+            axes = annotation.sharding.axes
+            levels = {axis: annotation.priority_of(axis) for axis in axes}
+            seeds += [(value, annotation.sharding, p) for p in sorted(set(levels.values()))]
+            self._annotate(value, annotation.sharding, levels)
         seeds += self._constraints()
         for output, sharding in zip(self.graph.outputs, self.annotations.outputs, strict=False):
             if output is not None and sharding is not None and output not in self.fixed:
@@ -164,61 +191,51 @@ class _Propagation:
                 continue
             sharding = parse_sharding(op.sharding, self.mesh)
             levels = {axis: op.priority_of(axis) for axis in sharding.axes}
-            self.layouts.priorities[op.out] = levels
-            self.layouts.reasons[op.out] = dict.fromkeys(sharding.axes, Reason(None))
-            self.layouts.place(op.out, sharding)
+            self._annotate(op.out, sharding, levels)
             if not op.open:
                 self.fixed.add(op.out)
             for level in sorted(set(levels.values())):
                 yield op.out, sharding, level
 
+    def _annotate(self, value: Value, sharding: Sharding, levels: Mapping[str, int]) -> None:
+        self.layouts.place(value, self.layouts.describe(value.tensor_type, sharding, levels))
+        self.layouts.reasons[value] = dict.fromkeys(sharding.axes, Reason(None))
+
     def _seed(self, value: Value, sharding: Sharding, priority: int) -> None:
         if value.op is not None:
-            self._assign(value, sharding.splits, priority, Reason(None))
+            self._assign(value, _Change(0, sharding.splits, priority, 0), Reason(None))
         self._touch(value)
 
     def _touch(self, value: Value) -> None:
         """Look again at the ops around a value."""
-        ops = [*self.users.get(value, ())]
-        if value.op is not None:
-            ops.append(value.op)
-        for op in ops:
-            if op not in self.queued and self.spaces.get(op) is not None:
-                self.queued.add(op)
-                heapq.heappush(self.queue, (self.tiers[op], self.place[op]))
+        for site in self.around.get(value, ()):
+            if not site.is_queued:
+                site.is_queued = True
+                heapq.heappush(self.queue, site.order)
 
     def _spread(self, priority: int) -> None:
         while self.queue:
-            _, index = heapq.heappop(self.queue)
-            op = self.graph.ops[index]
-            self.queued.discard(op)
-            self._step(op, priority)
+            _, place = heapq.heappop(self.queue)
+            site = self.sites[place]
+            site.is_queued = False
+            self._step(site, priority)
 
-    def _step(self, op: Op, priority: int) -> None:
+    def _step(self, site: _Site, priority: int) -> None:
         """Split what is around an op as its factors are; equal steps are thought through once."""
-        space = self.spaces[op]
-        if space is None:
-            return
-        values = (*op.operands, *op.results)
-        placed = [self.layouts.placed(value) for value in values]
-        if not any(one is not None and any(one.sharding.dims) for one in placed):
-            return
-        structure = self.structures[op]
-        is_open = tuple([value not in self.fixed for value in values])
-        key = (structure, priority, is_open, tuple([state_of(one) for one in placed]))
-        changes = self.known.get(key) if structure is not None else None
+        placed = [self.layouts.placed(value) for value in site.values]
+        key = (site.kind, priority, *[None if one is None else one.state for one in placed])
+        changes = self.known.get(key) if site.kind is not None else None
         if changes is None:
-            maps = (*space.operands, *space.results)
-            changes = self.known[key] = tuple(self._changes(space, placed, maps, is_open, priority))
+            changes = self.known[key] = tuple(self._changes(site, placed, priority))
         for change in changes:
-            reason = Reason(op, values[change.source])
-            self._assign(values[change.tensor], change.splits, change.priority, reason)
+            reason = Reason(site.op, site.values[change.source])
+            self._assign(site.values[change.tensor], change, reason)
 
     def _changes(
-        self, space: IterationSpace, placed: Sequence[Placed | None], maps: Sequence[IndexMap],
-        is_open: Sequence[bool], priority: int,
-    ) -> Iterator[_Change]:  # fmt: skip
+        self, site: _Site, placed: Sequence[Placed | None], priority: int
+    ) -> Iterator[_Change]:
         """Yield how dimensions of tensors would be split as the factors of an op are."""
+        space, maps = site.space, (*site.space.operands, *site.space.results)
         found = [p for p in proposals(space, placed, maps, self.mesh) if p.priority <= priority]
         taken = accept(found)
         if not taken:
@@ -228,7 +245,7 @@ class _Propagation:
             for axis in proposal.split.axes:
                 by_axis.setdefault(axis, proposal)
         for tensor, (one, index_map) in enumerate(zip(placed, maps, strict=True)):
-            if one is None or not is_open[tensor]:
+            if one is None or not site.is_open[tensor]:
                 continue
             splits = [axis_split(space, axis, taken, self.mesh) or WHOLE for axis in index_map]
             for dim, split in enumerate(splits):
@@ -237,35 +254,48 @@ class _Propagation:
                     alone = tuple(split if n == dim else WHOLE for n in range(len(splits)))
                     yield _Change(tensor, alone, proposal.priority, proposal.tensor)
 
-    def _assign(self, value: Value, splits: Sequence[Split], priority: int, reason: Reason) -> None:
+    def _assign(self, value: Value, change: _Change, reason: Reason) -> None:
         """Split open dimensions of a value; what it is split by already stays."""
-        current = self.layouts.of(value)
-        assert current is not None
-        dims = list(current.splits)
-        used = set(current.axes)
-        changed = False
-        for dim, wanted in enumerate(splits):
+        before = self.layouts.placed(value)
+        assert before is not None
+        key = (change, before.state)
+        if key not in self.outcomes:
+            self.outcomes[key] = self._outcome(before, change)
+        after = self.outcomes[key]
+        if after is None:
+            return
+        self.layouts.place(value, after)
+        reasons = self.layouts.reasons.setdefault(value, {})
+        for axis in after.priorities:
+            if axis not in before.priorities:
+                reasons[axis] = reason
+        self._touch(value)
+
+    def _outcome(self, before: Placed, change: _Change) -> Placed | None:
+        """Return a tensor that is split further; None if it stays as it is."""
+        dims = list(before.sharding.splits)
+        used = set(before.sharding.axes)
+        levels = dict(before.priorities)
+        for dim, wanted in enumerate(change.splits):
             have = dims[dim]
             if not wanted.begins_with(have) or wanted == have:
                 continue
             added = wanted.axes[len(have.axes) :]
-            if not added or used.intersection(added) or not self._agree(value, dim, have, wanted):
+            size = before.type.shape[dim]
+            if not added or used.intersection(added) or not self._agree(size, have, wanted):
                 continue
             dims[dim] = wanted
             used.update(added)
-            changed = True
-            for axis in added:
-                self.layouts.priorities.setdefault(value, {})[axis] = priority
-                self.layouts.reasons.setdefault(value, {})[axis] = reason
-        if changed:
-            self.layouts.place(value, sharding_of(tuple(dims), (), self.mesh))
-            self._touch(value)
+            levels |= dict.fromkeys(added, change.priority)
+        if len(levels) == len(before.priorities):
+            return None
+        sharding = sharding_of(tuple(dims), (), self.mesh)
+        return self.layouts.describe(before.type, sharding, levels)
 
-    def _agree(self, value: Value, dim: int, have: Split, wanted: Split) -> bool:
+    def _agree(self, size: Dim, have: Split, wanted: Split) -> bool:
         """Whether a longer split cuts where the shorter one does already."""
         if not have.axes or have.unit == wanted.unit == 1:
             return True
-        size = value.shape[dim]
         first = wanted.first(len(have.axes))
         if first.levels[-1][1] != wanted.levels[-1][1]:
             first = Split(first.axes, 1, first.groups)
@@ -282,8 +312,6 @@ def constants(graph: Graph) -> Iterator[Value]:
             yield from op.results
 
 
-def _tier(op: Op, space: IterationSpace | None) -> int:
+def _tier(space: IterationSpace) -> int:
     """Return when an op is looked at: those that only pass dimensions on come first."""
-    if space is None:
-        return 2
     return 0 if all(factor.kind is FactorKind.PARALLEL for factor in space.factors) else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lynx.ir.core import Graph, Value
+from lynx.ir.core import Graph, Op, Value
 from lynx.ir.dims import Dim
 from lynx.ir.location import Location
 from lynx.ir.ops.collective import AllGather, AllReduce, Collective
@@ -107,6 +107,12 @@ class Because:
     axis: str
     through: str
     loc: Location
+    op: Op | None = None
+
+    @property
+    def is_annotated(self) -> bool:
+        """Whether an annotation says so, and no neighbour."""
+        return self.op is None
 
     def __str__(self) -> str:
         name = f"%{self.value.name}" if self.value.op is None else self.value.op.name
@@ -126,5 +132,6 @@ def why(layouts: Layouts, value: Value, axis: str) -> Iterator[Because]:
         if reason.op is None:
             yield Because(current, axis, "annotated", Location())
             return
-        yield Because(current, axis, f"as its neighbour in '{reason.op.name}'", reason.op.loc)
+        text = f"as its neighbour in '{reason.op.name}'"
+        yield Because(current, axis, text, reason.op.loc, reason.op)
         current = reason.source

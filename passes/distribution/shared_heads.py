@@ -17,7 +17,7 @@ from lynx.ir.ops.indexing import IndexSelect
 from lynx.ir.ops.layout import Permute, Reshape
 from lynx.ir.ops.linear import Matmul
 from lynx.ir.shard_rules import factor_splits
-from lynx.ir.structure import shared_space, structure_of
+from lynx.ir.structure import shared_space
 from lynx.ir.types import DType
 from lynx.passes.rewrite import NoMatch, rule
 
@@ -30,7 +30,7 @@ def cuts_groups(op: Op, layouts: Layouts) -> bool:
     """Whether heads are cut that share keys and values, but not between groups of them."""
     if not isinstance(op, Attending) or op.group in (None, 1):
         return False
-    space, sharding = shared_space(op, structure_of(op)), layouts.of(op.q)
+    space, sharding = shared_space(op), layouts.of(op.q)
     if space is None or sharding is None:
         return False
     axis, split = space.operands[0][1], sharding.splits[1]

@@ -167,7 +167,7 @@ class Strategist:
 
     def choose(
         self, space: IterationSpace | None, operands: Sequence[Placed | None],
-        results: Sequence[Placed | None], structure: Structure,
+        results: Sequence[Placed | None], structure: Structure | None,
     ) -> dict[str, Split]:  # fmt: skip
         """Return how each factor is cut; those that are whole are left out."""
         if space is None:
@@ -321,6 +321,6 @@ def placed(value: Value, sharding: Sharding | None, priorities: Mapping[str, int
     return Placed(value.type, sharding or replicated(value.type.rank), priorities)
 
 
-def space_of(op: Op, structure: Structure) -> IterationSpace | None:
+def space_of(op: Op) -> IterationSpace | None:
     """Return the space along which an op may be cut; none for ops that draw random numbers."""
-    return None if op.is_random or op.changes_sharding else shared_space(op, structure)
+    return None if op.is_random or op.changes_sharding else shared_space(op)

@@ -14,7 +14,6 @@ from lynx.ir.core import Graph, Op, Value
 from lynx.ir.ops.elementwise_arithmetic import Add
 from lynx.ir.sharding import Mesh, Partial, Split
 from lynx.ir.space import IterationSpace
-from lynx.ir.structure import structure_of
 from lynx.ir.traversal import use_counts
 from lynx.ir.types import is_same_type
 
@@ -50,13 +49,14 @@ class _Grouping:
             terms = self._scattered(op) if _is_sum(op) and op.results[0] not in self.inner else None
             if terms is None:
                 made = op.replace_operands(mapping)
-                mapping.update(zip(op.results, made.results, strict=True))
+                if made is not op:
+                    mapping.update(zip(op.results, made.results, strict=True))
                 ops.append(made)
                 continue
             added = _Sums(op, mapping)
             mapping[op.results[0]] = added.total([added.total(group) for group in terms.values()])
             ops += added.ops
-        if not mapping or all(old is new for old, new in mapping.items()):
+        if not mapping:
             return self.graph
         return self.graph.with_ops(tuple(ops), mapping)
 
@@ -94,13 +94,12 @@ class _Grouping:
         if op is None or self.counts[value] != 1:
             return ()
         wider = alternative(op) or op
-        structure = structure_of(wider)
-        space = space_of(wider, structure)
+        space = space_of(wider)
         if space is None:
             return ()
         operands = [self.layouts.placed(one) for one in op.operands]
         results = [self.layouts.placed(one) for one in op.results]
-        splits = self.strategist.choose(space, operands, results, structure)
+        splits = self.strategist.choose(space, operands, results, wider.structure)
         if not splits:
             return ()
         sharding = result_sharding(space, space.results[value.index], splits, self.layouts.mesh)

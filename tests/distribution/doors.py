@@ -334,6 +334,17 @@ def constraints() -> str:
         close(y, expected, text)
         y.sum().backward()
         close(parallel.layer.weight.grad, grad, text)
+        placed = copy.deepcopy(model)
+        weight = distribute_tensor(placed.layer.weight.detach(), on, [Shard(0)])
+        bias = distribute_tensor(placed.layer.bias.detach(), on, [Replicate()])
+        placed.layer.weight, placed.layer.bias = map(torch.nn.Parameter, (weight, bias))
+        compiled = torch.compile(placed, backend="lynx", options=STRICT)
+        z = compiled(distribute_tensor(x, on, [Replicate()]))
+        dim = {"_, tp": 1, "tp, ...": 0}.get(text)
+        assert dim is None or z.placements == (Shard(dim),)
+        close(z, expected, text)
+        z.sum().backward()
+        close(placed.layer.weight.grad, grad, text)
     model = lynx.parallelize(Constrained("dp, _"), on, {}, options=STRICT)
     try:
         model(torch.randn(4, 8))
@@ -423,3 +434,48 @@ def cuts_within_blocks() -> None:
         )
         assert torch.equal(spread.full_tensor(), given), text
         assert torch.equal(gathered_whole(part, sharding, given.shape, groups, text), given), text
+
+
+class Best(torch.nn.Module):
+    """A product whose result is cut along the dimension of which the best are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu().topk(3, -1).values
+
+
+def explained(door: str) -> tuple[str, list[str], list[str], str, float]:
+    """Return what `lynx.explain` says of a model that was distributed through one of the doors."""
+    on = mesh(("tp", 2))
+    model, x = Best(), torch.randn(4, 8)
+    if door == "plan":
+        model = lynx.parallelize(model, on, {"layer.weight": "tp, _", "layer.bias": "tp"})
+    else:
+        for key, one in list(model.layer.named_parameters()):
+            part = distribute_tensor(one.data, on, [Shard(0)])
+            setattr(model.layer, key, torch.nn.Parameter(part))
+        x = distribute_tensor(x, on, [Replicate()])
+    found = lynx.explain(model, x).distribution
+    assert found.graphs[0].words.names  # names are those of the model
+    gathered = next(one for one in found.graphs[0].exchanges if one.kind == "all_gather")
+    said = ""
+    for name, axis in (("layer.wieght", "tp"), ("layer.weight", "pp")):
+        try:
+            found.why(name, axis)
+        except lynx.UsageError as error:
+            said += str(error)
+    bias = next(row for graph in found.graphs for row in graph.rows if row.name == "layer.bias")
+    assert bias.lies == "tp", bias
+    place = f"doors.py:{Best.forward.__code__.co_firstlineno + 1}"
+    steps = found.why(f"relu at {place}", "tp")
+    outputs = found.why("output 0", "tp")
+    torch.compiler.reset()
+    RECORDS.reset()
+    model(x) if door == "plan" else torch.compile(model, backend="lynx")(x)
+    kept = [record.layout for record in RECORDS.graphs]
+    assert kept
+    assert kept == [None] * len(kept)  # nobody asked
+    return str(found), steps, outputs, said, gathered.sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +102,25 @@ def test_ranks_with_different_programs(two: Processes) -> None:
     for said in two.run(doors.different_programs):
         assert "programs-differ" in said
         assert "line 2:\n  - line 1 y\n  + line 1 x" in said
+
+
+@pytest.mark.parametrize("door", ["plan", "tensors"])
+def test_explained(two: Processes, door: str) -> None:
+    """How values lie and why, what is sent, and for what reason, in words of the model's author."""
+    for text, steps, outputs, said, sent in two.run(doors.explained, door):
+        line = doors.Best.forward.__code__.co_firstlineno + 1
+        assert "laid out on mesh @mesh(tp = 2)" in text
+        assert re.search(r"layer.weight +f32\[12, 8\] +tp, _ +as annotated", text), text
+        assert re.search(r"inputs.x +f32\[4, 8\] +whole", text), text
+        assert f"topk at doors.py:{line} needs the whole of dimension 1" in text
+        assert f"all_gather over tp of relu at doors.py:{line}, f32[4, 12 @ tp] -> (_, _)" in text
+        assert re.search(r"all_gather +tp +1 +96 B", text), text
+        assert sent == 96.0  # half of 4 by 12 numbers
+        assert steps[0].startswith(f"relu at doors.py:{line} f32[4, 12] is cut by 'tp': as its")
+        assert re.fullmatch(r"layer\.(weight|bias) f32\[.*\] is cut by 'tp': annotated", steps[-1])
+        assert outputs == []
+        assert "nothing is called 'layer.wieght'; there are layer.weight" in said
+        assert "the mesh has no axis 'pp', it has tp" in said
 
 
 def test_dead_peer() -> None:

@@ -75,17 +75,22 @@ def test_gradients_where_logarithms_of_denominators_are_large(scale: float) -> N
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return ((q @ k.mT) * scale).clamp(-50, 50).softmax(-1) @ v
 
-    arguments = operands(queries=33, keys=70)
-    wide = [x.detach().double().requires_grad_() for x in arguments]
-    torch.manual_seed(1)
-    grad = torch.randn(2, 3, 33, 4)
-    exact = torch.autograd.grad(function(*wide), wide, grad.double())
-    eager = torch.autograd.grad(function(*arguments), arguments, grad)
+    # Where products round depends on the machine: one draw says little of errors.
     compiled = torch.compile(function, backend="lynx")
-    found = torch.autograd.grad(compiled(*arguments), arguments, grad)
-    for ours, theirs, reference in zip(found, eager, exact, strict=True):
-        unit = torch.finfo(torch.float32).eps * float(reference.abs().max())
-        assert (ours - reference).abs().max() <= 2 * (theirs - reference).abs().max() + 2 * unit
+    ours, theirs = torch.zeros(3), torch.zeros(3)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        arguments = [torch.randn(2, 3, n, 4, requires_grad=True) for n in (33, 70, 70)]
+        wide = [x.detach().double().requires_grad_() for x in arguments]
+        grad = torch.randn(2, 3, 33, 4)
+        exact = torch.autograd.grad(function(*wide), wide, grad.double())
+        for errors, way in ((ours, compiled), (theirs, function)):
+            found = torch.autograd.grad(way(*arguments), arguments, grad)
+            errors += torch.stack(
+                [(x - y).abs().max() / y.abs().max() for x, y in zip(found, exact, strict=True)]
+            )
+    unit = torch.finfo(torch.float32).eps
+    assert (ours <= 2 * theirs + 8 * unit).all()
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -245,20 +250,36 @@ def test_gradients_of_what_noise_drops_are_no_numbers_where_weights_are_none() -
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("length", [0, 2])
-def test_lengths_that_leave_only_the_least_number(length: int) -> None:
-    """Next to the least number the logarithm of the number of keys is nothing: weights are 1."""
+LEAST = {
+    "added": lambda s, seen, least: s + torch.where(seen, 0.0, least).to(s.dtype),
+    "chosen": lambda s, seen, least: torch.where(seen, s, least),
+    "filled": lambda s, seen, least: s.masked_fill(~seen, least),
+    "made": lambda s, seen, least: torch.where(seen, s, torch.full((), least, dtype=s.dtype)),
+    "given": lambda s, seen, least: torch.where(seen, s, NUMBERS[s.dtype, least]),
+}
+NUMBERS = {
+    (dtype, least): torch.tensor(least, dtype=dtype)
+    for dtype, least in ((torch.float32, -1e9), (torch.float32, -3e38), (torch.bfloat16, -1e4))
+}
+
+
+@pytest.mark.parametrize("way", LEAST)
+@pytest.mark.parametrize(("dtype", "least"), NUMBERS, ids=str)
+def test_lengths_that_leave_only_a_large_number(dtype: torch.dtype, least: float, way: str) -> None:
+    """Next to a large number the logarithm of the number of keys is nothing: weights are 1."""
 
     def model(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
     ) -> torch.Tensor:
-        scores = q @ k.transpose(-2, -1)
         seen = torch.arange(k.shape[-2]) < lengths[:, None, None, None]
-        scores = scores + torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+        scores = LEAST[way](q @ k.transpose(-2, -1), seen, least)
         return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
 
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 3, n, 8) for n in (5, 4, 4))
-    lengths = torch.tensor([4, length])
+    q, k, v = (torch.randn(2, 3, n, 8).to(dtype) for n in (5, 4, 4))
+    lengths = torch.tensor([2, 0])
     compiled = torch.compile(model, backend="lynx", options={"strict": True})
-    torch.testing.assert_close(compiled(q, k, v, lengths), model(q, k, v, lengths))
+    tolerance = 1e-3 if dtype is torch.float32 else 3e-2
+    torch.testing.assert_close(
+        compiled(q, k, v, lengths), model(q, k, v, lengths), rtol=tolerance, atol=tolerance
+    )

@@ -36,8 +36,8 @@ ROUGH = 4e-2
 LARGEST = 1 << 21
 """How many scores at most are computed in a check."""
 
-_LEAST = -1e30
-"""Below this, finite numbers stand for minus infinity."""
+_COUNT = 0.25
+"""How much of a logarithm rounding may take, as large as the numbers that it is added to are."""
 
 _RESULTS, _GRADIENTS = "it would not compute", "its gradients would not be"
 
@@ -103,13 +103,18 @@ def check(computation: Computation) -> None:
 
 
 def _may_lose_the_count(computation: Computation) -> bool:
-    """Whether weights are `exp(s - logsumexp(s))`, and whole rows of `s` may be the least number.
+    """Whether weights are `exp(s - logsumexp(s))`, and whole rows of `s` may be a large number.
 
     Next to that the logarithm of the number of keys is nothing, so that weights are 1 and not 1/n.
     Which rows numbers leave nothing of, such as lengths, no draw of them tells.
     """
-    kinds = {kind_of(node) for node in computation.before}
-    if not kinds & {"logsumexp", "log"}:
+    logarithms = [node for node in computation.before if kind_of(node) in ("logsumexp", "log")]
+    precisions = [
+        torch.finfo(value.dtype).eps
+        for node in logarithms
+        if isinstance(value := node.meta.get("example_value"), torch.Tensor)
+    ]
+    if not precisions:
         return False
     counted = any(
         isinstance(value := node.meta.get("example_value"), torch.Tensor)
@@ -117,15 +122,30 @@ def _may_lose_the_count(computation: Computation) -> bool:
         and value.dim() > 0
         for node in computation.sources
     )
-    return counted and any(
-        _is_least(item)
-        for node in computation.before
-        for item in (*node.args, *node.kwargs.values())
+    limit = _COUNT / max(precisions)
+    return counted and (
+        any(_is_large(item, limit) for node in computation.before for item in _items(node))
+        or any(_may_be_large(node, limit) for node in computation.sources)
     )
 
 
-def _is_least(item: Any) -> bool:
-    return isinstance(item, float) and -math.inf < item < _LEAST
+def _items(node: Node) -> Iterator[Any]:
+    yield from node.args
+    yield from node.kwargs.values()
+
+
+def _is_large(item: Any, limit: float) -> bool:
+    return isinstance(item, int | float) and limit < abs(item) < math.inf
+
+
+def _may_be_large(node: Node, limit: float) -> bool:
+    """Whether a source may be one large number: it is made of such a one, or nobody knows."""
+    value = node.meta.get("example_value")
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return False
+    if node.op == "call_function" and not node.all_input_nodes:
+        return any(_is_large(item, limit) for item in _items(node))
+    return value.dim() == 0 and not value.requires_grad
 
 
 def _is_compared(computation: Computation, values: Mapping[str, int], precise: bool) -> bool:
