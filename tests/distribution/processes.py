@@ -73,8 +73,17 @@ class Processes:
                 process.join()
         self._folder.cleanup()
 
-    def run(self, function: Callable[..., Any], *arguments: Any, alive: int | None = None) -> Any:
-        """Return what the function returns on each rank; of `alive` ranks if some are to die."""
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        alive: int | None = None,
+        limit: float = LIMIT,
+    ) -> Any:
+        """Return what the function returns on each rank; of `alive` ranks if some are to die.
+
+        All answer within `limit` seconds.
+        """
         task = pickle.dumps((function, arguments))
         for tasks in self.tasks:
             tasks.put(task)
@@ -82,7 +91,7 @@ class Processes:
         failures: dict[int, str] = {}
         for _ in range(self.count if alive is None else alive):
             try:
-                rank, worked, outcome = self.results.get(timeout=LIMIT)
+                rank, worked, outcome = self.results.get(timeout=limit)
             except queue.Empty:
                 raise AssertionError(f"only ranks {sorted(found | failures)} answered") from None
             (found if worked else failures)[rank] = outcome
