@@ -16,15 +16,19 @@ Job = Callable[[], None]
 
 @dataclass
 class _Ticket:
-    """One job, and what became of it."""
+    """One job, and what became of it.
+
+    Modes of torch belong to threads: what fills inference tensors runs as who made them.
+    """
 
     job: Job
+    infers: bool = field(default_factory=torch.is_inference_mode_enabled)
     done: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            with torch.no_grad():
+            with torch.inference_mode(self.infers), torch.no_grad():
                 self.job()
         except BaseException as error:
             self.error = error

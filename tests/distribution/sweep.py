@@ -28,8 +28,10 @@ def cases(count: int) -> list[Case]:
     found += [Case(name, "tp", tp, mode="eval") for name in WHOLE]
     found += [Case(name, "tp", tp) for name in (*DROPOUT, "six heads", "vocabulary")]
     found += [Case(name, "dp", dp) for name in ("dropout gpt", "conv net")]
-    found += [Case(name, "fsdp", dp, "dtensor") for name in ("gpt", "llama", "vit")]
-    found += [Case(name, "tp", tp, "dtensor") for name in ("gpt", "llama", "vit")]
+    # Models that make plain tensors inside are none for DTensor's own propagation.
+    found += [
+        Case("perceptron", plan, axes, "dtensor") for plan, axes in (("fsdp", dp), ("tp", tp))
+    ]
     if count == 4:
         grid = (("dp", 2), ("tp", 2))
         found += [Case(name, "dp+tp", grid) for name in (*WHOLE, *DROPOUT, "six heads")]

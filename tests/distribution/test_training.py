@@ -13,8 +13,8 @@ from tests.distribution.training import Case
 SOME = (
     Case("gpt", "fsdp", (("dp", 2),)),
     Case("llama 9/3", "tp+sp", (("tp", 2),)),
-    Case("vit", "tp", (("tp", 2),), "dtensor"),
-    Case("conv net", "tp", (("tp", 2),), mode="eval"),
+    Case("gpt", "tp", (("tp", 2),), mode="eval"),
+    Case("perceptron", "fsdp", (("dp", 2),), "dtensor"),
 )
 """What runs each time: every plan, door and mode once."""
 
