@@ -62,4 +62,6 @@ def test_backwards(function: Callable[[Tensor], Tensor], dynamic: bool) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
         weights = torch.randn_like(expected)
         given, wanted = (torch.autograd.grad((y * weights).sum(), x)[0] for y in (actual, expected))
-        torch.testing.assert_close(given, wanted, rtol=1e-3, atol=1e-3)
+        # Gradients of thousands cancel: what counts is the size of the largest.
+        tolerance = 1e-4 * max(10.0, float(wanted.abs().max()))
+        torch.testing.assert_close(given, wanted, rtol=1e-3, atol=tolerance)
