@@ -283,3 +283,19 @@ def test_lengths_that_leave_only_a_large_number(dtype: torch.dtype, least: float
     torch.testing.assert_close(
         compiled(q, k, v, lengths), model(q, k, v, lengths), rtol=tolerance, atol=tolerance
     )
+
+
+def test_a_single_row_of_which_nothing_is_left() -> None:
+    """Gradients of a row that a mask hides as a whole are NaN, though results are zeros."""
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(8)
+        scores = q @ k.mT + torch.where(seen, 0.0, -torch.inf)
+        return torch.nan_to_num(scores.softmax(-1), 0.0) @ v
+
+    arguments = operands(queries=1)
+    expected = torch.autograd.grad(model(*arguments).sum(), arguments)
+    compiled = torch.compile(model, backend="lynx")
+    found = torch.autograd.grad(compiled(*arguments).sum(), arguments)
+    assert expected[0].isnan().all()
+    torch.testing.assert_close(found, expected, equal_nan=True)

@@ -164,10 +164,14 @@ def _is_compared(computation: Computation, values: Mapping[str, int], precise: b
 
 @dataclass(frozen=True)
 class _Masks:
-    """Which sources are drawn as masks that leave nothing of some rows, and what hides those."""
+    """Which sources are drawn as masks that leave nothing of some rows, and what hides those.
+
+    Masks of a single row leave something of it, unless they are `all_empty`.
+    """
 
     nodes: frozenset[Node]
     is_finite: bool = False
+    all_empty: bool = False
 
 
 def _masks(computation: Computation) -> Iterator[_Masks | None]:
@@ -180,9 +184,22 @@ def _masks(computation: Computation) -> Iterator[_Masks | None]:
     yield _Masks(frozenset(added))
     if added:
         yield _Masks(frozenset(added), is_finite=True)
+    if any(_has_one_row(node) for node in computation.sources):
+        yield _Masks(frozenset(added), all_empty=True)
+        yield _Masks(frozenset(added), is_finite=True, all_empty=True)
     for node in added if len(added) > 1 else []:
         yield _Masks(frozenset([node]))
         yield _Masks(frozenset([node]), is_finite=True)
+
+
+def _has_one_row(node: Node) -> bool:
+    """Whether a source is a row that is the same for all queries."""
+    traced = node.meta.get("example_value")
+    return (
+        isinstance(traced, torch.Tensor)
+        and traced.dim() > 1
+        and all(isinstance(size, int) and size == 1 for size in traced.shape[:-1])
+    )
 
 
 def _may_be_added(node: Node, computation: Computation) -> bool:
@@ -416,7 +433,8 @@ class _Draw:
         """Let masks leave nothing of some rows, whichever of two values stands for that."""
         if self.masks is not None and mask.dim() > 1 and mask.numel():
             mask[-1] = least
-            mask[(0,) * (mask.dim() - 1)] = most
+            if not (self.masks.all_empty and mask.shape[:-1].numel() == 1):
+                mask[(0,) * (mask.dim() - 1)] = most
         return mask
 
     def noise(self, node: Node) -> torch.Tensor:
