@@ -272,6 +272,8 @@ def _checked(case: Case) -> str:
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
     alone, given = MODELS[case.model]()
     alone.train(case.mode == "train")
+    with torch.no_grad():
+        alone(**given)  # what models set up when they first run is not for tracing
     model = copy.deepcopy(alone)
     if "sp" in case.plan.split("+"):
         cut_sequences(model)
