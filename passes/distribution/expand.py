@@ -15,6 +15,8 @@ from lynx.ir.ops.elementwise_arithmetic import Cast, Multiply
 from lynx.ir.ops.factory import Full
 from lynx.ir.ops.random import Dropout
 from lynx.ir.ops.reduction import Mean
+from lynx.ir.ops.scan import CumulativeSum
+from lynx.ir.ops.sorting import TopK
 from lynx.ir.sharding import Sharding
 from lynx.ir.space import FactorKind, IterationSpace, Window
 from lynx.ir.structure import shared_space
@@ -78,6 +80,8 @@ EXPANSIONS: tuple[Rule, ...] = (
     join_equal_blocks,
     *ROW_RULES,
 )
+_PIECED = (Attending, CumulativeSum, TopK)
+"""Ops that may run on pieces of what they need."""
 _KINDS = tuple(kind for one in EXPANSIONS for kind in one.kinds)
 
 
@@ -87,6 +91,8 @@ def expand_blocked(graph: Graph, layouts: Layouts, context: PassContext) -> Grap
     uses = use_counts(graph)
     counts: dict[Hashable, set[int]] = {}
     for op in graph.ops:
+        if not isinstance(op, _PIECED):
+            continue
         counts.setdefault(_key(op), set()).add(by_keys.of(op) or row_pieces(op, layouts, uses))
     # Of ops that cannot be told apart, none runs in pieces unless all do: places may be used.
     pieces = {key: max(found) for key, found in counts.items() if len(found) == 1 and max(found)}
@@ -95,7 +101,8 @@ def expand_blocked(graph: Graph, layouts: Layouts, context: PassContext) -> Grap
         return graph
 
     def is_chosen(op: Op) -> bool:
-        return _key(op) in blocked or _key(op) in pieces
+        key = _key(op)
+        return key in blocked or key in pieces
 
     of_pieces = (*attention_keys.rules_for(pieces, _key), *rules_for(pieces, _key))
     return rewrite(graph, (*of_pieces, *EXPANSIONS), context, is_chosen)
