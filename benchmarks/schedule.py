@@ -84,7 +84,7 @@ def measure(rank: int, recipe: str, delay: float, sizes: dict[str, int]) -> dict
         machine = target_of(graph, settings.cpu_kernels)
         program: Any = parse_pipeline(passes).run(graph, pass_context(graph, machine))
         programs[name] = build(
-            program, call_of, resources={}, native=generator_of(machine, settings), products=True
+            program, call_of, resources={}, native=generator_of(machine, settings)
         )
         result = simulate(program, target)
         found[name] = {"predicted": result.step_time, "hidden": result.exposed}

@@ -36,6 +36,7 @@ from lynx.ir.native import (
     Segment,
 )
 from lynx.records import RECORDS
+from lynx.runtime.dtypes import torch_dtype
 
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolve", "linear", "mkldnn")
@@ -71,7 +72,8 @@ class Hardware:
 
     def __init__(self) -> None:
         self.bandwidth = {size: self._copy(size) for size in SIZES}
-        self.flops = {dtype: self._multiply(dtype) for dtype in (torch.float32, torch.float64)}
+        dtypes = (torch.float32, torch.float64, torch.bfloat16)
+        self.flops = {dtype: self._multiply(dtype) for dtype in dtypes}
 
     @staticmethod
     def _copy(size: int) -> float:
@@ -144,7 +146,7 @@ class Splitter:
     def _timed_product(self, function: NativeFunction, call: ProductCall) -> Timed:
         batch = _number(call.outer) * _number(call.batch)
         m, n, k = map(_number, (call.m, call.n, call.k))
-        dtype = torch.float64 if call.dtype.value == "f64" else torch.float32
+        dtype = torch_dtype(call.dtype)
         moved = batch * (m * k + k * n + m * n) * call.dtype.itemsize
         limit = max(2 * batch * m * n * k / self.hardware.flops[dtype], self.hardware.move(moved))
         label = f"product {batch:g} x ({m:g}, {k:g}) @ ({k:g}, {n:g})"

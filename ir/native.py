@@ -48,11 +48,12 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class ProductCall:
-    """Multiply matrices with the library: `out = a @ b`, or `out += a @ b` with `accumulate`.
+    """Multiply matrices: `out = a @ b`, or `out += a @ b` with `accumulate`.
 
-    `a` is (batch, m, k), `b` (batch, k, n), `out` (batch, m, n); the type is `f32` or `f64`. Along
-    rows or along columns the stride of each matrix is 1, or its size is. All that is done `outer`
-    times over.
+    `a` is (batch, m, k), `b` (batch, k, n), `out` (batch, m, n); the type is `f32`, `f64` or
+    `bf16`. Along rows or along columns the stride of each matrix is 1, or its size is. All that is
+    done `outer` times over. Sums of `bf16` are `f32`; `added` (batch, m, n), of any strides, is
+    added to them before they are rounded, and `accumulate` is not for them.
     """
 
     dtype: DType
@@ -65,6 +66,7 @@ class ProductCall:
     out: Matrix
     accumulate: bool = False
     outer: Dim = 1
+    added: Matrix | None = None
     loc: Location = UNKNOWN
 
 

@@ -38,7 +38,7 @@ from lynx.passes import (
 from lynx.runtime import build
 
 from .cache import MEBIBYTE, DiskStore, describe_cache
-from .generators import generator_of, target_of
+from .generators import generator_of, multiplied_by, target_of
 from .inputs import random_inputs, random_resources
 from .pass_context import pass_context
 from .settings import describe, read_settings
@@ -148,7 +148,7 @@ def _run(options: argparse.Namespace) -> None:
         call_of,
         resources=program.resources,
         native=generator_of(context.target, settings),
-        products=context.target.has_products,
+        products=multiplied_by(context.target, settings, program),
     )
     if options.source:
         print(executable.source)

@@ -16,6 +16,7 @@ from lynx.compat import (
     tangents_by_memory_format,
 )
 from lynx.ir.errors import CompileError, UsageError
+from lynx.ir.types import DType
 from lynx.passes import parse_pipeline
 
 from .cache import open_store
@@ -48,7 +49,8 @@ def lynx(
         for node in graph_module.graph.find_nodes(op="placeholder"):
             if has_no_memory(node):
                 raise CompileError("no-memory", f"'{node}' is a tensor of zeros without memory")
-        build_products_early(settings.products, open_store(settings))
+        types = {DType.F32} if torch.bfloat16 not in _dtypes(inputs) else {DType.F32, DType.BF16}
+        build_products_early(settings.products, open_store(settings), types)
         distribution = distributed_step(graph_module, settings)
         if distribution is not None:
             return _compile_distributed(distribution, settings)
@@ -77,6 +79,10 @@ def _compile_distributed(step: DistributedStep, settings: Settings) -> Callable[
     with tangents_by_memory_format():
         compiled = _compile(_recognised(step.module, settings), step.inputs, settings, step)
     return step.around(compiled)
+
+
+def _dtypes(inputs: Sequence[Any]) -> set[torch.dtype]:
+    return {x.dtype for x in inputs if isinstance(x, torch.Tensor)}
 
 
 def _compile(

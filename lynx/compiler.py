@@ -21,7 +21,7 @@ from lynx.runtime import build
 
 from .distribution.constraints import without_constraints
 from .distribution.step import DistributedStep
-from .generators import generator_of, target_of, why_none
+from .generators import generator_of, multiplied_by, target_of, why_none
 from .graph_cache import cached_graph
 from .pass_context import pass_context
 from .progress import Progress
@@ -87,7 +87,7 @@ def _compile(
         call_of,
         resources=program.resources,
         native=generator_of(target, settings),
-        products=target.has_products,
+        products=multiplied_by(target, settings, program),
     )
     _note_failures(record, settings, why_none(target, settings))
     record.seconds["build"] = time.perf_counter() - middle

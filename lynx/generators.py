@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 
-from lynx.backends.c import compile_segments, has_compiler
+from lynx.backends.c import compile_segments, has_compiler, low_precision_products
 from lynx.ir.core import Graph
 from lynx.ir.native import Launcher, SegmentCompiler
 from lynx.ir.native_verifier import verified, verified_launcher
+from lynx.ir.ops.linear import AddMatmul, MatrixProduct
+from lynx.ir.program import Program
+from lynx.ir.types import DType
 from lynx.passes import Target
+from lynx.passes.products import LIBRARY
 
 from .accelerator import accelerator, accelerator_of
 from .cache import open_store
@@ -66,6 +70,16 @@ def generator_of(target: Target, settings: Settings) -> SegmentCompiler | Launch
         compile_segments, store=open_store(settings), products=settings.products
     )
     return verified(compiler) if settings.verify else compiler
+
+
+def multiplied_by(target: Target, settings: Settings, program: Program) -> frozenset[DType]:
+    """Return the types of the matrices that the segments of a program multiply."""
+    if not target.has_products or not target.generates_code or target.launches:
+        return frozenset()
+    products = (s.op for s in program.steps if isinstance(s.op, MatrixProduct | AddMatmul))
+    if all(op.out.tensor_type.dtype is not DType.BF16 for op in products):
+        return LIBRARY
+    return LIBRARY | low_precision_products(settings.products, open_store(settings))
 
 
 def _launch_compiler(target: Target, settings: Settings) -> Any:

@@ -89,7 +89,8 @@ class Settings:
     products: str = _setting(
         "auto",
         "LYNX_PRODUCTS",
-        "who multiplies f32 matrices on the CPU: library, own, or auto (own on AMD processors)",
+        "who multiplies matrices on the CPU: library, own, or auto (own f32 on AMD processors, "
+        "own bf16 where the processor multiplies pairs of those and has no unit for blocks)",
     )
     distribution: str = _setting(
         "auto",

@@ -1,4 +1,4 @@
-"""Products of matrices as calls of the library: which layouts it takes, and how they are passed."""
+"""Products of matrices as native calls: which layouts these take, and how they are passed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ import sympy
 from lynx.ir.core import Op
 from lynx.ir.dims import Dim, is_equal, product
 from lynx.ir.native import Matrix, Pointer, ProductCall
-from lynx.ir.ops.linear import BatchMatmul, Dot, Matmul, MatrixProduct, MatrixVector
+from lynx.ir.ops.linear import (
+    AddMatmul,
+    BatchMatmul,
+    Dot,
+    Matmul,
+    MatrixProduct,
+    MatrixVector,
+)
 from lynx.ir.types import DType
 
 from .rewrite import NoMatch
 
 Strides: TypeAlias = tuple[Dim, ...]
 
-PRODUCTS: tuple[type[Op], ...] = (Matmul, BatchMatmul, MatrixVector, Dot)
+PRODUCTS: tuple[type[Op], ...] = (Matmul, AddMatmul, BatchMatmul, MatrixVector, Dot)
 """The op classes for which there may be a call."""
+
+LIBRARY = frozenset({DType.F32, DType.F64})
+"""The types that the library multiplies."""
 
 _LARGEST = 2**31 - 1
 """The library takes sizes and strides as 32-bit integers."""
@@ -34,39 +44,35 @@ class _Layout:
 
 
 def product_call(
-    op: MatrixProduct,
-    a_strides: Strides,
-    b_strides: Strides,
-    out_strides: Strides,
-    a: Pointer,
-    b: Pointer,
-    out: Pointer,
+    op: MatrixProduct | AddMatmul,
+    strides: tuple[Strides, ...],
+    pointers: tuple[Pointer, ...],
+    dtypes: frozenset[DType] = LIBRARY,
 ) -> ProductCall | NoMatch:
     """Return the call that multiplies tensors with these strides, or why there is none.
+
+    The tensors are both operands, the result, and the term of an `AddMatmul`.
 
     In each matrix of the call exactly one of the strides of rows and columns is the integer 1 (both
     are if there is one element), and the other is at least the size that the first spans. Inputs
     may repeat along the batch by a stride of 0. Sizes that depend on symbols may turn out to be 0:
-    the leading dimension that the library is told must then be raised to 1.
+    the leading dimension that the library is told must then be raised to 1. `dtypes` are the types
+    that are multiplied.
     """
-    dtype = op.out.tensor_type.dtype
-    if dtype not in (DType.F32, DType.F64):
-        return NoMatch(f"the library has no product of {dtype}")
-    if op.out.tensor_type.device != "cpu":
-        return NoMatch(f"is on {op.out.tensor_type.device}")
+    refused = _refused(op, dtypes)
+    if refused is not None:
+        return refused
     batch, m, n, k = sizes = _sizes(op)
-    if any(size == 0 for size in sizes):
-        return NoMatch("has a size of 0")
     matrices: tuple[Strides, Strides, Strides]
     if isinstance(op, BatchMatmul):
-        batches = _batches(op, (a_strides, b_strides, out_strides))
+        batches = _batches(op, strides)
         if isinstance(batches, NoMatch):
             return batches
         outer, batch, outer_steps, matrices = batches
         sizes = (batch, m, n, k)
     else:
         outer, outer_steps = 1, (0, 0, 0)
-        matrices = _strides(op, a_strides, b_strides, out_strides)
+        matrices = _strides(op, *strides[:3])
     layouts = _layouts((m, n, k), matrices)
     if isinstance(layouts, NoMatch):
         return layouts
@@ -79,9 +85,41 @@ def product_call(
         batch, m, layouts = 1, product((batch, m)), merged
     x, y, z = (
         Matrix(pointer, layout.strides, step)
-        for pointer, layout, step in zip((a, b, out), layouts, outer_steps, strict=True)
+        for pointer, layout, step in zip(pointers[:3], layouts, outer_steps, strict=True)
     )
-    return ProductCall(dtype, batch, m, n, k, x, y, z, outer=outer, loc=op.loc)
+    term = None
+    if isinstance(op, AddMatmul):
+        term = Matrix(pointers[3], (0, *_repeated(op, strides[3])))
+    dtype = op.out.tensor_type.dtype
+    return ProductCall(dtype, batch, m, n, k, x, y, z, outer=outer, added=term, loc=op.loc)
+
+
+def _refused(op: MatrixProduct | AddMatmul, dtypes: frozenset[DType]) -> NoMatch | None:
+    """Return why there is no call whatever the layouts, None if there may be one."""
+    dtype, device = op.out.tensor_type.dtype, op.out.tensor_type.device
+    if dtype not in dtypes:
+        return NoMatch(f"there is no native product of {dtype}")
+    if isinstance(op, AddMatmul) and (dtype is not DType.BF16 or (op.alpha, op.beta) != (1, 1)):
+        return NoMatch("is no plain sum of a product and a term, or not of low precision")
+    if device != "cpu":
+        return NoMatch(f"is on {device}")
+    if any(size == 0 for size in _sizes(op)):
+        return NoMatch("has a size of 0")
+    return None
+
+
+def _repeated(op: AddMatmul, strides: Strides) -> tuple[Dim, Dim]:
+    """Return the strides of the added term as a matrix of the result's size."""
+    shape, wanted = op.bias.shape, op.out.shape
+    given: list[Dim] = [
+        0 if is_equal(own, 1) and not is_equal(size, 1) else stride
+        for own, size, stride in zip(
+            shape, wanted[len(wanted) - len(shape) :], strides, strict=True
+        )
+    ]
+    missing: list[Dim] = [0] * (2 - len(given))
+    row, column = missing + given
+    return row, column
 
 
 def _layouts(
@@ -103,7 +141,7 @@ _Triple: TypeAlias = tuple[Dim, Dim, Dim]
 
 
 def _batches(
-    op: BatchMatmul, strides: tuple[Strides, Strides, Strides]
+    op: BatchMatmul, strides: tuple[Strides, ...]
 ) -> tuple[Dim, Dim, _Triple, tuple[_Triple, _Triple, _Triple]] | NoMatch:
     """Return outer and inner batch size, the outer strides, and those of each batch of matrices.
 
@@ -131,12 +169,12 @@ def _batches(
     return sizes[0], sizes[1], steps[0], (a, b, out)  # type: ignore[return-value]
 
 
-def _sizes(op: MatrixProduct) -> tuple[Dim, Dim, Dim, Dim]:
+def _sizes(op: MatrixProduct | AddMatmul) -> tuple[Dim, Dim, Dim, Dim]:
     """Return the number of matrices, the rows and columns of the result, and the terms of a sum."""
     a, b = op.a.shape, op.b.shape
     if isinstance(op, BatchMatmul):
         return product(a[:-2]), a[-2], b[-1], a[-1]
-    if isinstance(op, Matmul):
+    if isinstance(op, Matmul | AddMatmul):
         return 1, a[0], b[1], a[1]
     if isinstance(op, MatrixVector):
         return 1, a[0], 1, a[1]
@@ -144,10 +182,10 @@ def _sizes(op: MatrixProduct) -> tuple[Dim, Dim, Dim, Dim]:
 
 
 def _strides(
-    op: MatrixProduct, a: Strides, b: Strides, out: Strides
+    op: MatrixProduct | AddMatmul, a: Strides, b: Strides, out: Strides
 ) -> tuple[Strides, Strides, Strides]:
     """Return strides of batch, rows and columns; those of missing dimensions are 0."""
-    if isinstance(op, Matmul):
+    if isinstance(op, Matmul | AddMatmul):
         return (0, *a), (0, *b), (0, *out)
     if isinstance(op, MatrixVector):
         return (0, *a), (0, *b, 0), (0, *out, 0)

@@ -13,7 +13,9 @@ import torch
 
 from lynx.ir.native import Launcher, SegmentCompiler
 from lynx.ir.program import Program, aligned
+from lynx.ir.types import DType
 from lynx.passes.plan_memory import BufferGroup, MemoryReport, memory_report
+from lynx.passes.products import LIBRARY
 
 from .arena import SHARED_BLOCKS, BlockPool, SavedArena, TemporaryArena
 from .arena_source import ArenaSource
@@ -96,14 +98,14 @@ def build(
     resources: Mapping[str, Any] | None = None,
     pool: BlockPool = SHARED_BLOCKS,
     native: SegmentCompiler | Launcher | None = None,
-    products: bool = True,
+    products: frozenset[DType] = LIBRARY,
 ) -> Executable:
     """Return the executable of a program.
 
     `call_of` says how the back end runs an op, `resources` holds the constants of the graph (those
     of the program itself if None). Programs with one `pool` share the memory of their temporary
-    tensors. With `native`, fused ops are compiled and, into segments if `products` says so, matrix
-    products; what does not build runs as `call_of` says.
+    tensors. With `native`, fused ops are compiled and, into segments, products of matrices of these
+    types; what does not build runs as `call_of` says.
     """
     given = program.resources if resources is None else resources
     compiled = compile_native(program, given, native, products=products)

@@ -20,7 +20,9 @@ from lynx.ir.native import (
 )
 from lynx.ir.ops.aten import Resource, Symbolic
 from lynx.ir.program import Program, sources
+from lynx.ir.types import DType
 from lynx.passes.base import Remark
+from lynx.passes.products import LIBRARY
 
 from .attention import AttentionStep
 from .places import Places
@@ -77,9 +79,9 @@ def compile_native(
     resources: Mapping[str, Any],
     native: SegmentCompiler | Launcher | None,
     *,
-    products: bool = True,
+    products: frozenset[DType] = LIBRARY,
 ) -> NativeProgram:
-    """Compile the kernels of a program, and its matrix products if `products` says so.
+    """Compile the kernels of a program, and its products of matrices of the types `products`.
 
     A kernel that does not build is left to torch, and the rest is tried again; whatever else goes
     wrong leaves all of it to torch.
@@ -89,7 +91,9 @@ def compile_native(
         return NativeProgram(program, places)
     make: Callable[[NativeSteps], _Made]
     if isinstance(native, Launcher):
-        steps = NativeSteps(program, places, device=native.device, products=False, attends=True)
+        steps = NativeSteps(
+            program, places, device=native.device, products=frozenset(), attends=True
+        )
         make = functools.partial(_launches, launcher=native)
     else:
         steps = NativeSteps(program, places, products=products)

@@ -29,14 +29,14 @@ from lynx.ir.ops.aten import Resource, Symbolic
 from lynx.ir.ops.attention import Attending
 from lynx.ir.ops.fusion import Fused, Region
 from lynx.ir.ops.layout import Reshape
-from lynx.ir.ops.linear import AddProduct, MatrixProduct
+from lynx.ir.ops.linear import AddMatmul, AddProduct, MatrixProduct
 from lynx.ir.program import InPlace, Program, Step, Target
-from lynx.ir.types import TensorType
+from lynx.ir.types import DType, TensorType
 from lynx.passes.base import Remark
 from lynx.passes.fusion import KernelFactory
 from lynx.passes.kernel_reads import reads_in_step
 from lynx.passes.plan_memory import groups_of
-from lynx.passes.products import PRODUCTS, product_call
+from lynx.passes.products import LIBRARY, PRODUCTS, product_call
 from lynx.passes.rewrite import NoMatch
 
 from .attention import AttentionStep, ScoreKernels, attention_step, dims_of_attention
@@ -82,20 +82,28 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class ProductStep:
-    """A step that runs as a library product: of `a` and `b` into the result."""
+    """A step that runs as a native product: of `a` and `b` into the result.
 
-    op: MatrixProduct
-    strides: tuple[tuple[Dim, ...], tuple[Dim, ...], tuple[Dim, ...]]
+    `strides` are those of both and of the result, then that of an added term.
+    """
+
+    op: MatrixProduct | AddMatmul
+    strides: tuple[tuple[Dim, ...], ...]
+    dtypes: frozenset[DType]
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """The two factors and the result."""
-        return (self.op.a, self.op.b, self.op.out)
+        """The two factors, the result, and a term that is added."""
+        added = (self.op.bias,) if isinstance(self.op, AddMatmul) else ()
+        return (self.op.a, self.op.b, self.op.out, *added)
+
+    def attempt(self, pointers: tuple[Pointer, ...]) -> ProductCall | NoMatch:
+        """Return the call with the addresses of the values, or why there is none."""
+        return product_call(self.op, self.strides, pointers, self.dtypes)
 
     def call(self, pointers: tuple[Pointer, ...]) -> NativeCall:
         """Return the call with the addresses of the values."""
-        a, b, out = pointers
-        call = product_call(self.op, *self.strides, a, b, out)
+        call = self.attempt(pointers)
         assert isinstance(call, ProductCall), call
         return call
 
@@ -106,8 +114,8 @@ NativeStep: TypeAlias = KernelStep | ProductStep | AttentionStep
 class NativeSteps:
     """The steps of a program that kernels can run, by index; `refused` says why others cannot.
 
-    Kernels run on devices of one type; matrix products among the steps are those of segments,
-    and so is attention unless `attends` says otherwise.
+    Kernels run on devices of one type; `products` are the types of the matrices that segments
+    multiply, and these compute attention too unless `attends` says otherwise.
     `empty` are steps whose results have no elements, so that nothing has to run.
     """
 
@@ -117,14 +125,14 @@ class NativeSteps:
         places: Places,
         *,
         device: str = "cpu",
-        products: bool = True,
+        products: frozenset[DType] = LIBRARY,
         attends: bool | None = None,
     ) -> None:
         self.program = program
         self.places = places
         self.device = device
         self.products = products
-        self.attends = products if attends is None else attends
+        self.attends = bool(products) if attends is None else attends
         self.factory = KernelFactory()
         self.scores = ScoreKernels()
         self.found: dict[int, NativeStep] = {}
@@ -163,7 +171,9 @@ class NativeSteps:
             return self._kernel(op, fused, step)
         if isinstance(op, Attending) and self.attends:
             return self._attention(op)
-        return self._product(op) if isinstance(op, MatrixProduct) and self.products else None
+        if isinstance(op, MatrixProduct | AddMatmul) and self.products:
+            return self._product(op)
+        return None
 
     def _attention(self, op: Attending) -> NativeStep | None:
         device = op.results[0].tensor_type.device
@@ -219,17 +229,21 @@ class NativeSteps:
             return self.places.on(device, value)
         return self.places.on(device, value) or self.places.on("cpu", value)
 
-    def _product(self, op: MatrixProduct) -> NativeStep | None:
-        a, b, out = (self.places.on("cpu", value) for value in (op.a, op.b, op.out))
-        if not isinstance(op, PRODUCTS) or a is None or b is None or out is None:
+    def _product(self, op: MatrixProduct | AddMatmul) -> NativeStep | None:
+        if not isinstance(op, PRODUCTS):
             return None
-        strides = (a.strides, b.strides, out.strides)
-        call = product_call(op, *strides, _NOWHERE, _NOWHERE, _NOWHERE)
+        values = ProductStep(op, (), self.products).values
+        places = [self.places.on("cpu", value) for value in values]
+        strides = tuple(place.strides for place in places if place is not None)
+        if len(strides) < len(values):
+            return None
+        step = ProductStep(op, strides, self.products)
+        call = step.attempt((_NOWHERE,) * len(values))
         if isinstance(call, NoMatch):
             message = f"{call.reason}: '{op.name}' runs through torch"
             self.refused.append(Remark("product", message, op.loc))
             return None
-        return ProductStep(op, strides)
+        return step
 
 
 def _kernels_of(native: NativeStep) -> tuple[Kernel, ...]:
@@ -355,6 +369,7 @@ def _symbols_of(call: NativeCall) -> Iterable[str]:
         own = free_symbols(dims_of_attention(call))
         return (*own, *(name for kernel in kernels_in(call) for name in kernel.symbols))
     dims: list[Dim] = [call.outer, call.batch, call.m, call.n, call.k]
-    for matrix in (call.a, call.b, call.out):
+    added = () if call.added is None else (call.added,)
+    for matrix in (call.a, call.b, call.out, *added):
         dims += [matrix.pointer.offset, matrix.outer, *matrix.strides]
     return free_symbols(dims)

@@ -3,6 +3,7 @@
 from .compiler import Compiler, find_compiler
 from .gemm import PRODUCTS
 from .gemm import build_early as build_products_early
+from .gemm import low_precision as low_precision_products
 from .library import has_products
 from .segment import KernelBuildError, compile_segments, has_compiler
 
@@ -15,4 +16,5 @@ __all__ = [
     "find_compiler",
     "has_compiler",
     "has_products",
+    "low_precision_products",
 ]

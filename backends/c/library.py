@@ -61,16 +61,20 @@ def has_products() -> bool:
     return all(_address(name) for name in _BLAS)
 
 
-def load(contents: bytes, multiply: int = 0) -> ctypes.CDLL:
-    """Load a library that is in no store; it multiplies by the function at that address, if any."""
+NO_PRODUCTS = (0, 0)
+"""No own products: of `f32` and of `bf16` matrices, as addresses of functions."""
+
+
+def load(contents: bytes, products: tuple[int, ...] = NO_PRODUCTS) -> ctypes.CDLL:
+    """Load a library that is in no store; it multiplies by the functions at these addresses."""
     with tempfile.TemporaryDirectory(prefix="lynx-") as folder:
         path = Path(folder, "library.so")
         path.write_bytes(contents)
-        return _bound(ctypes.CDLL(str(path)), multiply)
+        return _bound(ctypes.CDLL(str(path)), products)
 
 
-def _bound(library: ctypes.CDLL, multiply: int) -> ctypes.CDLL:
-    functions = (*_functions(), multiply)
+def _bound(library: ctypes.CDLL, products: tuple[int, ...]) -> ctypes.CDLL:
+    functions = (*_functions(), *products)
     library.lynx_bind((ctypes.c_void_p * len(functions))(*functions))
     return library
 
@@ -80,27 +84,31 @@ def seal(contents: bytes) -> bytes:
     return contents + hashlib.sha256(contents).digest()
 
 
-def find(store: ArtifactStore, key: str, multiply: int = 0) -> ctypes.CDLL | None:
+def find(
+    store: ArtifactStore, key: str, products: tuple[int, ...] = NO_PRODUCTS
+) -> ctypes.CDLL | None:
     """Load a library from the store; None if there is none, or none that is whole."""
     path = store.find(KIND, key)
-    return _load_sealed(path, multiply) if path is not None else None
+    return _load_sealed(path, products) if path is not None else None
 
 
-def _load_sealed(path: Path, multiply: int) -> ctypes.CDLL | None:
+def _load_sealed(path: Path, products: tuple[int, ...]) -> ctypes.CDLL | None:
     try:
         contents = path.read_bytes()
         if hashlib.sha256(contents[:-_DIGEST]).digest() != contents[-_DIGEST:]:
             return None
-        return _bound(ctypes.CDLL(str(path)), multiply)
+        return _bound(ctypes.CDLL(str(path)), products)
     except (OSError, AttributeError):
         return None
 
 
-def put(store: ArtifactStore, key: str, contents: bytes, multiply: int = 0) -> ctypes.CDLL:
+def put(
+    store: ArtifactStore, key: str, contents: bytes, products: tuple[int, ...] = NO_PRODUCTS
+) -> ctypes.CDLL:
     """Write a library to the store and load it from there."""
     path = store.put(KIND, key, seal(contents))
-    library = _load_sealed(path, multiply)
-    return library if library is not None else load(contents, multiply)
+    library = _load_sealed(path, products)
+    return library if library is not None else load(contents, products)
 
 
 def function_of(library: ctypes.CDLL, name: str) -> Callable[[bytes], int]:

@@ -85,8 +85,9 @@ typedef void gemm(const char *, const char *, const i32 *, const i32 *, const i3
                   const i32 *);
 static gemm *lynx_sgemm, *lynx_dgemm;
 struct operands;
-/* Our own product, null where that of the library is used; returns whether it was done. */
-static int (*lynx_multiply)(const struct operands *, i64 threads);
+/* Our own products, null where that of the library is used; they return whether it was done. */
+typedef int multiply(const struct operands *, i64 threads);
+static multiply *lynx_multiply_f32, *lynx_multiply_bf16;
 
 /* Segments only fill tables; optimizing that takes as long as compiling the kernels. */
 #ifdef __clang__
@@ -186,7 +187,8 @@ __attribute__((visibility("default"))) void lynx_bind(void *const *functions) {
   lynx_in_parallel = (int (*)(void))functions[3];
   lynx_sgemm = (gemm *)functions[4];
   lynx_dgemm = (gemm *)functions[5];
-  lynx_multiply = (int (*)(const struct operands *, i64))functions[6];
+  lynx_multiply_f32 = (multiply *)functions[6];
+  lynx_multiply_bf16 = (multiply *)functions[7];
 }
 """
 
@@ -202,14 +204,18 @@ struct product {
   i64 batch, a_step, b_step, c_step;
   i64 outer, a_far, b_far, c_far;
   i64 next;
+  const char *added; /* to each number before it is rounded, if this is not null */
+  i64 added_row, added_column, added_step, added_far;
 };
 
-/* What lynx_multiply is given. */
+/* What our own products are given. */
 struct operands {
   i64 m, n, k;
   const char *a, *b;
   char *c;
   i64 a_row, a_term, b_column, b_term, c_row, c_column, accumulate;
+  const char *added;
+  i64 added_row, added_column;
 };
 
 /* A matrix as Fortran sees it, whose columns are contiguous: whether it is transposed, and the
@@ -241,6 +247,25 @@ static void lynx_by_library(const struct operands *x, i64 size) {
   run(&tb, &ta, &n, &m, &k, one, x->b, &ldb, x->a, &lda, beta, x->c, &ldc);
 }
 
+INLINE f32 lynx_of_bf16(const char *x, i64 at) {
+  return lynx_make_f32((u32)((const u16 *)x)[at] << 16);
+}
+
+/* What our own product of bf16 leaves: sums of nothing, and all if there is no memory for packs. */
+__attribute__((noinline)) static void lynx_plain_bf16(const struct operands *x) {
+  for (i64 i = 0; i < x->m; ++i)
+    for (i64 j = 0; j < x->n; ++j) {
+      f32 sum = 0;
+      for (i64 term = 0; term < x->k; ++term)
+        sum += lynx_of_bf16(x->a, i * x->a_row + term * x->a_term) *
+               lynx_of_bf16(x->b, j * x->b_column + term * x->b_term);
+      if (x->added) sum += lynx_of_bf16(x->added, i * x->added_row + j * x->added_column);
+      const u32 bits = lynx_bits_f32(sum);
+      const u32 near = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+      ((u16 *)x->c)[i * x->c_row + j * x->c_column] = (u16)(sum != sum ? 0x7fc0 : near);
+    }
+}
+
 INLINE void lynx_multiply_one(const struct product *p, i64 at, i64 threads) {
   const i64 far = at / p->batch, near = at % p->batch;
   const struct operands x = {
@@ -248,9 +273,13 @@ INLINE void lynx_multiply_one(const struct product *p, i64 at, i64 threads) {
       p->a + (far * p->a_far + near * p->a_step) * p->size,
       p->b + (far * p->b_far + near * p->b_step) * p->size,
       p->c + (far * p->c_far + near * p->c_step) * p->size,
-      p->a_row, p->a_term, p->b_column, p->b_term, p->c_row, p->c_column, p->accumulate};
-  if (p->size == 4 && lynx_multiply && lynx_multiply(&x, threads)) return;
-  lynx_by_library(&x, p->size);
+      p->a_row, p->a_term, p->b_column, p->b_term, p->c_row, p->c_column, p->accumulate,
+      p->added ? p->added + (far * p->added_far + near * p->added_step) * p->size : 0,
+      p->added_row, p->added_column};
+  multiply *const own = p->size == 4 ? lynx_multiply_f32 : p->size == 2 ? lynx_multiply_bf16 : 0;
+  if (own && own(&x, threads)) return;
+  if (p->size == 2) lynx_plain_bf16(&x);
+  else lynx_by_library(&x, p->size);
 }
 
 static void lynx_product_member(void *argument) {

@@ -26,6 +26,7 @@ def product_lines(
     steps = (call.batch, *(matrix.strides[0] for matrix in matrices))
     far = (call.outer, *(matrix.outer for matrix in matrices))
     strides = (*a, b[1], b[0], *out)
+    added = [] if call.added is None else _added(call.added, pointer, names)
     numbers = [
         ", ".join(dim(value, names) for value in values) for values in (sizes, strides, steps, far)
     ]
@@ -38,8 +39,19 @@ def product_lines(
         f"      {numbers[1]}, {int(call.accumulate)},",
         f"      {numbers[2]},",
         f"      {numbers[3]}, 0}};",
+        *added,
         "    lynx_product(&p);",
         "  }",
+    ]
+
+
+def _added(matrix: Matrix, pointer: Callable[[Pointer], str], names: SymbolNames) -> list[str]:
+    step, row, column = (dim(stride, names) for stride in matrix.strides)
+    far = dim(matrix.outer, names)
+    return [
+        f"    p.added = {pointer(matrix.pointer)};",
+        f"    p.added_row = {row}; p.added_column = {column};",
+        f"    p.added_step = {step}; p.added_far = {far};",
     ]
 
 
@@ -50,6 +62,10 @@ def check(call: ProductCall) -> None:
             "product-unsupported", "torch exports no matrix products on this machine"
         )
     check_type(call.dtype)
+    if call.dtype is DType.BF16 and call.accumulate:
+        raise CompileError("product-unsupported", "sums of bf16 would be rounded twice")
+    if call.dtype is not DType.BF16 and call.added is not None:
+        raise CompileError("product-unsupported", f"no term is added to products of {call.dtype}")
     for size in (call.m, call.n, call.k):
         if isinstance(size, int) and size > LARGEST:
             raise CompileError(
@@ -64,9 +80,9 @@ def check(call: ProductCall) -> None:
 
 
 def check_type(dtype: DType) -> None:
-    """Raise `CompileError` for element types that the library does not multiply."""
-    if dtype not in (DType.F32, DType.F64):
-        raise CompileError("product-unsupported", f"no library product of type {dtype}")
+    """Raise `CompileError` for element types that neither the library nor we multiply."""
+    if dtype not in (DType.F32, DType.F64, DType.BF16):
+        raise CompileError("product-unsupported", f"no product of type {dtype}")
 
 
 def _check_layout(matrix: Matrix, is_row: bool, is_column: bool) -> None:

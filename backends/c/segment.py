@@ -24,6 +24,7 @@ from lynx.ir.native import (
     Segment,
 )
 from lynx.ir.store import ArtifactStore
+from lynx.ir.types import DType
 
 from . import attention, attention_calls, gemm, library
 from .attention_calls import NO_MEMORY
@@ -102,11 +103,9 @@ def _load(
     key = key_of(sources, compiler, VERSION)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         # The first program of a machine builds the product of matrices, beside its own kernels.
-        own = None
-        if program.has_products and gemm.is_wanted(products):
-            own = pool.submit(gemm.address, compiler, store)
+        own = pool.submit(gemm.addresses, products, program.multiplied, compiler, store)
         if store is not None:
-            found = library.find(store, key, own.result() if own else 0)
+            found = library.find(store, key, own.result())
             if found is not None:
                 return found
         try:
@@ -114,10 +113,10 @@ def _load(
             contents = build(sources, compiler, more=more)
         except BuildError as error:
             raise _explained(program, sources, compiler, error) from error
-        multiply = own.result() if own else 0
+        functions = own.result()
     if store is None:
-        return library.load(contents, multiply)
-    return library.put(store, key, contents, multiply)
+        return library.load(contents, functions)
+    return library.put(store, key, contents, functions)
 
 
 def _explained(
@@ -161,7 +160,7 @@ class Program:
     messages: dict[str, int] = field(default_factory=dict)
     bodies: list[str] = field(default_factory=list)
     known: dict[Kernel, KernelSteps] = field(default_factory=dict)
-    has_products: bool = False
+    multiplied: set[DType] = field(default_factory=set)
     attentions: dict[Attention, attention.AttentionText] = field(default_factory=dict)
     attention_names: dict[str, str] = field(default_factory=dict)
 
@@ -200,7 +199,7 @@ class Program:
         """Return the files to compile."""
         definitions = self.functions.definitions()
         bodies = "\n\n".join(self.bodies)
-        runtime = [RUNTIME, *([PRODUCTS] if self.has_products else [])]
+        runtime = [RUNTIME, *([PRODUCTS] if self.multiplied else [])]
         more = self.attention_sources()
         if more:
             names = self.attention_names.values()
@@ -249,7 +248,7 @@ class SegmentPrinter:
         ]
         for run in self._runs():
             if isinstance(run, ProductCall):
-                self.program.has_products = True
+                self.program.multiplied.add(run.dtype)
                 lines += product_lines(run, self.pointer, self.symbol)
             elif isinstance(run, Attention):
                 lines += self._attention(run)

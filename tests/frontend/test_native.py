@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from torch import nn
 
 import lynx
-from lynx.backends.c import has_compiler
+from lynx.backends.c import has_compiler, low_precision_products
 from lynx.ir.kernel import Kernel
+from lynx.ir.native import ProductCall
 from lynx.passes.fusion import KernelFactory
 from lynx.records import RECORDS
 from lynx.runtime import release_memory
@@ -159,3 +161,46 @@ def test_kernels_are_not_looked_at_without_verification(monkeypatch: pytest.Monk
     )
     x = torch.randn(8, 8)
     assert torch.allclose(compiled(x), sine_and_sums(x))
+
+
+class Layers(nn.Module):
+    """Products with and without bias, of a transposed weight, and of batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(24, 40), nn.Linear(40, 9, bias=False)
+        self.table = nn.Parameter(torch.randn(9, 24) / 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.last(torch.nn.functional.gelu(self.first(x)))
+        scores = torch.bmm(hidden, x.transpose(1, 2)[:, :9])
+        return scores @ self.table.sum(1)[: scores.shape[2]] + hidden @ self.table.sum(1)
+
+
+@pytest.mark.parametrize("products", ["own", "library"])
+def test_products_of_bf16_and_their_gradients(products: str) -> None:
+    exact = Layers().double()
+    eager, ours = (copy.deepcopy(exact).bfloat16() for _ in range(2))
+    for model in (eager, ours):  # the same numbers in all three
+        model.load_state_dict(exact.state_dict())
+    exact.load_state_dict(eager.state_dict())
+    compiled = torch.compile(
+        ours, backend="lynx", options={"strict": True, "products": products}, dynamic=True
+    )
+    for batch, length in ((2, 9), (3, 9), (5, 9)):
+        x = torch.randn(batch, length, 24).bfloat16()
+        results = []
+        for model, given in ((exact, x.double()), (eager, x), (compiled, x)):
+            model.zero_grad()
+            out = model(given)
+            out.double().square().sum().backward()
+            results.append([out, *(p.grad for p in model.parameters())])
+        for wanted, theirs, own in zip(*results, strict=True):
+            assert own.dtype is torch.bfloat16
+            assert own.stride() == theirs.stride()
+            errors = [(part.double() - wanted).abs().max() for part in (own, theirs)]
+            assert errors[0] <= 2 * errors[1] + 0.01 * wanted.abs().max()
+    native = RECORDS.graphs[0].executable.native
+    calls = [call for placed in native.segments for call in placed.segment.calls]
+    multiplied = {call.dtype.value for call in calls if isinstance(call, ProductCall)}
+    assert ("bf16" in multiplied) == bool(low_precision_products(products, None))

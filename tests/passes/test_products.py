@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from lynx.ir.core import Value
 from lynx.ir.dims import Dim, symbol
 from lynx.ir.native import Matrix, Pointer, ProductCall
-from lynx.ir.ops.linear import BatchMatmul, Dot, Matmul, MatrixProduct, MatrixVector
+from lynx.ir.ops.linear import (
+    AddMatmul,
+    BatchMatmul,
+    Dot,
+    Matmul,
+    MatrixProduct,
+    MatrixVector,
+)
 from lynx.ir.types import DType, TensorType
 from lynx.passes import NoMatch
 from lynx.passes.products import product_call
@@ -30,7 +37,7 @@ def value(*shape: Dim, dtype: DType = DType.F32) -> Value:
 
 
 def call_of(op: MatrixProduct, a: Any, b: Any, out: Any) -> ProductCall | NoMatch:
-    return product_call(op, a, b, out, *POINTERS)
+    return product_call(op, (a, b, out), POINTERS)
 
 
 def multiply(call: ProductCall, addresses: tuple[int, int, int]) -> None:
@@ -215,3 +222,42 @@ def test_dimensions_of_one_have_any_stride() -> None:
         for matrix in (call.a, call.b, call.out):
             assert 1 in matrix.strides[1:]
             assert leading(matrix) >= 1  # type: ignore[operator]
+
+
+def added_call(shape: tuple[Dim, ...], strides: tuple[Dim, ...], **options: Any) -> Any:
+    dtype = options.pop("dtype", DType.BF16)
+    dtypes = options.pop("dtypes", frozenset({DType.BF16}))
+    factors = value(8, 4, dtype=dtype), value(4, 6, dtype=dtype)
+    op = AddMatmul(value(*shape, dtype=dtype), *factors, **options)
+    all_strides = ((4, 1), (6, 1), (6, 1), strides)
+    return product_call(op, all_strides, (*POINTERS, Pointer(3)), dtypes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((6,), (1,), (0, 0, 1)),
+        ((8, 6), (6, 1), (0, 6, 1)),
+        ((8, 6), (1, 8), (0, 1, 8)),
+        ((8, 1), (1, 1), (0, 1, 0)),
+        ((1, 6), (6, 2), (0, 0, 2)),
+        ((1,), (1,), (0, 0, 0)),
+        ((), (), (0, 0, 0)),
+    ],
+)
+def test_a_term_that_is_added_repeats_by_strides_of_0(
+    shape: tuple[int, ...], strides: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    call = added_call(shape, strides)
+    assert isinstance(call, ProductCall)
+    assert call.added == Matrix(Pointer(3), expected)
+
+
+def test_refused_terms() -> None:
+    refused = [
+        added_call((6,), (1,), beta=2.0),
+        added_call((6,), (1,), alpha=0.5),
+        added_call((6,), (1,), dtypes=frozenset({DType.F32})),
+        added_call((6,), (1,), dtype=DType.F32, dtypes=frozenset({DType.F32, DType.BF16})),
+    ]
+    assert all(isinstance(call, NoMatch) for call in refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -118,6 +119,90 @@ def test_our_product_gives_the_same_for_any_number_of_threads() -> None:
         assert torch.equal(outs[0], outs[2])
 
 
+def spread(kind: str, m: int, n: int) -> torch.Tensor | None:
+    """Return a term that is added to a product of m rows and n columns, as it lies."""
+    if kind == "none":
+        return None
+    shape = {"row": (n,), "column": (m, 1), "matrix": (m, n), "columns": (n, m), "one": (1, 1)}[
+        kind
+    ]
+    term = torch.randn(shape).bfloat16()
+    return (term.t() if kind == "columns" else term).expand(m, n)
+
+
+ADDED = ("none", "row", "column", "matrix", "columns", "one")
+
+
+def of_bf16(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, added: torch.Tensor | None
+) -> ProductCall:
+    call_ = product_of(a, b, out, False, DType.BF16)
+    if added is None:
+        return call_
+    return dataclasses.replace(call_, added=Matrix(Pointer(3), (0, *added.stride())))
+
+
+@pytest.mark.parametrize("products", ["library", "own"])
+def test_products_of_bf16_are_rounded_once(products: str) -> None:
+    torch.manual_seed(0)
+    before_threads = torch.get_num_threads()
+    sizes = [size for size in SIZES if size[1:3] != (500, 400)] + [(1, 30, 33, 2200)]
+    layouts = itertools.product((False, True), repeat=3)
+    cases = [(*case, ADDED[n % 6]) for n, case in enumerate(itertools.product(sizes, layouts))]
+    tensors, segments = [], []
+    for (batch, m, n, k), (ta, tb, tc), kind in cases:
+        a, b = (
+            laid_out((batch, rows, columns), t, torch.bfloat16)
+            for rows, columns, t in ((m, k, ta), (k, n, tb))
+        )
+        out = laid_out((batch, m, n), tc, torch.bfloat16)
+        added = spread(kind, m, n)
+        tensors.append((a, b, out, added))
+        slots = 3 + (added is not None)
+        segments.append(Segment("p", (of_bf16(a, b, out, added),), slots, ()))
+    functions = compile_segments(tuple(segments), products=products)
+    try:
+        for number, (case, parts) in enumerate(zip(cases, tensors, strict=True)):
+            torch.set_num_threads((1, 2, 5)[number % 3])
+            a, b, out, added = parts
+            call(functions[number], [x.data_ptr() for x in parts if x is not None])
+            exact = a.double() @ b.double() + (0 if added is None else added.double())
+            # Half of the last place, and what sums in f32 are off by.
+            sums = a.double().abs() @ b.double().abs()
+            error = (out.double() - exact).abs() - exact.abs() / 256 - sums * 2e-6
+            assert not out.numel() or error.max() <= 1e-30, case
+    finally:
+        torch.set_num_threads(before_threads)
+
+
+@pytest.mark.parametrize("products", ["library", "own"])
+def test_products_of_bf16_keep_what_is_no_number(products: str) -> None:
+    a, b = torch.randn(1, 40, 301).bfloat16(), torch.randn(1, 301, 40).bfloat16()
+    a[0, 3, 7], b[0, 9, 20], a[0, 30, 300] = float("nan"), float("inf"), float("-inf")
+    out = torch.empty(1, 40, 40, dtype=torch.bfloat16)
+    segment = Segment("p", (of_bf16(a, b, out, None),), 3, ())
+    (function,) = compile_segments((segment,), products=products)
+    call(function, [x.data_ptr() for x in (a, b, out)])
+    expected = a.float() @ b.float()
+    assert torch.equal(out.isnan(), expected.isnan())
+    assert torch.equal(out.isinf(), expected.isinf())
+
+
+def test_our_product_of_bf16_gives_the_same_for_any_number_of_threads() -> None:
+    before_threads = torch.get_num_threads()
+    for m, n, k in ((300, 200, 700), (8, 900, 701), (100, 2000, 64), (2000, 100, 33)):
+        a, b = torch.randn(1, m, k).bfloat16(), torch.randn(1, n, k).bfloat16().transpose(1, 2)
+        outs = [torch.empty(1, m, n, dtype=torch.bfloat16) for _ in range(3)]
+        segment = Segment("p", (of_bf16(a, b, outs[0], None),), 3, ())
+        (function,) = compile_segments((segment,), products="own")
+        for out, threads in zip(outs, (1, 2, 7), strict=True):
+            torch.set_num_threads(threads)
+            call(function, [x.data_ptr() for x in (a, b, out)])
+        torch.set_num_threads(before_threads)
+        assert torch.equal(outs[0], outs[1])
+        assert torch.equal(outs[0], outs[2])
+
+
 @pytest.mark.parametrize("products", ["library", "own"])
 def test_a_product_whose_sizes_are_symbols(products: str) -> None:
     m, k = symbol("m"), symbol("k")
@@ -139,15 +224,20 @@ def test_refusals() -> None:
     def compiled(**changes: object) -> None:
         options: dict[str, object] = {"dtype": DType.F32, "strides": (6, 3, 1), "k": 3}
         options.update(changes)
+        accumulate = bool(options.pop("accumulate", False))
+        added = options.pop("added", None)
         a = Matrix(Pointer(0), options["strides"])  # type: ignore[arg-type]
         plain = Matrix(Pointer(1), (6, 2, 1))
-        product = ProductCall(options["dtype"], 1, 2, 2, options["k"], a, plain, plain)  # type: ignore[arg-type]
+        product = ProductCall(options["dtype"], 1, 2, 2, options["k"], a, plain, plain,  # type: ignore[arg-type]
+                              accumulate=accumulate, added=added)  # type: ignore[arg-type]  # fmt: skip
         compile_segments((Segment("p", (product,), 2, ()),))
 
     for changes, message in (
-        ({"dtype": DType.BF16}, "no library product of type bf16"),
+        ({"dtype": DType.F16}, "no product of type f16"),
         ({"strides": (60, 20, 2)}, "neither rows nor columns are contiguous"),
         ({"k": 1 << 31}, "is too large"),
+        ({"dtype": DType.BF16, "accumulate": True}, "rounded twice"),
+        ({"added": Matrix(Pointer(1), (0, 0, 1))}, "no term is added to products of f32"),
     ):
         with pytest.raises(CompileError, match=message) as caught:
             compiled(**changes)
