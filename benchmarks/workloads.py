@@ -365,6 +365,9 @@ class Decode(nn.Module):
 
     def forward(self, ids: Tensor, place: Tensor) -> Tensor:
         """Return the logits of the next token."""
+        for layer in self.cache.layers:
+            if hasattr(layer, "cumulative_length"):  # counts on from step to step: stay in place
+                layer.cumulative_length.copy_(place[0])
         places = {"position_ids": place[None], "cache_position": place}
         given = {self.keyword: self.cache, "use_cache": True, **places}
         result: Tensor = self.model(ids, **given).logits
