@@ -16,6 +16,7 @@ struct work {
   int shares_a;              /* whether a is packed for all, and b by each for itself, or not */
   i64 depth, span;           /* terms of a pack; terms that are packed for all at once */
   i64 chunk, chunks;         /* columns of b, or rows of a, that are multiplied at once */
+  i64 large;                 /* chunks of that size; the others are a sliver each */
   i64 taken, to_pack, to_do; /* the next thread, pack and chunk */
 };
 
@@ -51,12 +52,15 @@ static void multiply(const struct operands *x, const packed *a, const packed *b,
 
 /* Packs one chunk of the larger operand and multiplies it by all of the smaller one, for the terms
    from `first` to `end`. */
-static void do_chunk(const struct work *w, i64 at, i64 first, i64 end,
-                     packed *own) {
+static void do_chunk(const struct work *w, i64 at, i64 first, i64 end, packed *own) {
   const struct operands *x = w->x;
   const i64 width = w->shares_a ? ROWS : COLUMNS;
   const i64 padded = pieces(w->shares_a ? x->m : x->n, width) * width;
-  const i64 start = at * w->chunk, stop = smaller(w->shares_a ? x->n : x->m, start + w->chunk);
+  /* What is left when all threads have done as many large chunks is done in small ones. */
+  const i64 own_width = w->shares_a ? COLUMNS : ROWS, small = larger(0, at - w->large);
+  const i64 start = smaller(at, w->large) * w->chunk + small * own_width;
+  const i64 end_of_chunk = start + (at < w->large ? w->chunk : own_width);
+  const i64 stop = smaller(w->shares_a ? x->n : x->m, end_of_chunk);
   for (i64 term = first; term < end; term += w->depth) {
     const i64 depth = smaller(w->depth, end - term);
     const packed *shared = w->shared + (term - first) * padded;
@@ -73,8 +77,6 @@ static void do_chunk(const struct work *w, i64 at, i64 first, i64 end,
   }
 }
 
-enum { GROUP = 8 }; /* slivers that a thread packs at once */
-
 static void meet(const struct work *w) {
   if (w->threads > 1) barrier();
 }
@@ -84,21 +86,19 @@ static void member(void *argument) {
   const struct operands *x = w->x;
   packed *own = w->own + take(&w->taken) * w->own_size;
   const i64 width = w->shares_a ? ROWS : COLUMNS;
-  const i64 slivers = pieces(w->shares_a ? x->m : x->n, width), groups = pieces(slivers, GROUP);
+  const i64 slivers = pieces(w->shares_a ? x->m : x->n, width);
   i64 pack_at = take(&w->to_pack), chunk_at = take(&w->to_do);
   /* Tickets count on from span to span, so that nobody needs to set them back. */
   i64 packs_before = 0, chunks_before = 0;
   for (i64 first = 0; first < w->terms; first += w->span) {
     const i64 end = smaller(w->terms, first + w->span);
-    const i64 packs = pieces(end - first, w->depth) * groups;
+    const i64 packs = pieces(end - first, w->depth) * slivers;
     if (first > 0) meet(w);
     for (; pack_at < packs_before + packs; pack_at = take(&w->to_pack)) {
-      const i64 term = first + (pack_at - packs_before) / groups * w->depth;
-      const i64 depth = smaller(w->depth, end - term);
-      const i64 from = (pack_at - packs_before) % groups * GROUP;
-      packed *to = w->shared + (term - first) * slivers * width;
-      for (i64 sliver = from; sliver < smaller(slivers, from + GROUP); sliver++)
-        (w->shares_a ? pack_a : pack_b)(x, sliver * width, term, depth, to + sliver * width * depth);
+      const i64 term = first + (pack_at - packs_before) / slivers * w->depth;
+      const i64 depth = smaller(w->depth, end - term), sliver = (pack_at - packs_before) % slivers;
+      packed *to = w->shared + ((term - first) * slivers + sliver * depth) * width;
+      (w->shares_a ? pack_a : pack_b)(x, sliver * width, term, depth, to);
     }
     packs_before += packs;
     meet(w);
@@ -157,18 +157,6 @@ static void multiply_few(const struct operands *x, i64 threads) {
     few_member(&w);
 }
 
-/* Returns how many slivers to do at once, for about as many chunks as that: so that the thread that
-   does the most of them does as few as can be. */
-INLINE i64 even(i64 slivers, i64 chunks, i64 threads) {
-  const i64 largest = pieces(slivers, chunks);
-  i64 best = largest, least = slivers + largest;
-  for (i64 size = largest; 2 * size > largest; size--) {
-    const i64 most = pieces(pieces(slivers, size), threads) * size;
-    if (most < least) best = size, least = most;
-  }
-  return best;
-}
-
 /* Returns whether there was memory for the packs. */
 static int multiply_packs(const struct operands *x, i64 threads) {
   struct work w = {.x = x, .threads = threads, .shares_a = x->m <= x->n};
@@ -184,8 +172,10 @@ static int multiply_packs(const struct operands *x, i64 threads) {
   const i64 most = larger(1, smaller(w.shares_a ? WIDE : TALL, OWN / w.depth) / width);
   i64 chunks = pieces(slivers, most);
   if (threads > 1) chunks = larger(chunks, smaller(4 * threads, pieces(slivers * width, 64)));
-  w.chunk = even(slivers, pieces(chunks, threads) * threads, threads) * width;
-  w.chunks = pieces(size, w.chunk);
+  const i64 count = pieces(slivers, pieces(chunks, threads) * threads);
+  w.chunk = count * width;
+  w.large = slivers / (count * threads) * threads;
+  w.chunks = w.large + slivers - w.large * count;
   w.own_size = (w.chunk * w.depth + 15) & ~15LL;
   const i64 shared = (padded * smaller(w.span, (w.terms + 3) & ~3LL) + 15) & ~15LL;
   packed *memory = borrow(shared + threads * w.own_size);
