@@ -100,12 +100,14 @@ def _load(
     store: ArtifactStore | None,
     products: str,
 ) -> ctypes.CDLL:
-    key = key_of(sources, compiler, VERSION)
+    # A file is loaded once in a process, so one that multiplies by other functions is another file.
+    own = sorted(t.value for t in program.multiplied if gemm.is_wanted(products, t))
+    key = key_of(sources, compiler, " ".join((VERSION, *own)))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         # The first program of a machine builds the product of matrices, beside its own kernels.
-        own = pool.submit(gemm.addresses, products, program.multiplied, compiler, store)
+        functions = pool.submit(gemm.addresses, products, program.multiplied, compiler, store)
         if store is not None:
-            found = library.find(store, key, own.result())
+            found = library.find(store, key, functions.result())
             if found is not None:
                 return found
         try:
@@ -113,10 +115,9 @@ def _load(
             contents = build(sources, compiler, more=more)
         except BuildError as error:
             raise _explained(program, sources, compiler, error) from error
-        functions = own.result()
     if store is None:
-        return library.load(contents, functions)
-    return library.put(store, key, contents, functions)
+        return library.load(contents, functions.result())
+    return library.put(store, key, contents, functions.result())
 
 
 def _explained(

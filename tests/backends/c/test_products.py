@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from lynx.backends.c import compile_segments, has_products
+from lynx.backends.c import compile_segments, has_products, library
+from lynx.cache import DiskStore
 from lynx.ir import DType, symbol
 from lynx.ir.errors import CompileError
 from lynx.ir.native import Matrix, Pointer, ProductCall, Segment
+from lynx.ir.store import ArtifactStore
 from tests.backends.c.running import call
 
 pytestmark = pytest.mark.skipif(not has_products(), reason="torch exports no matrix products")
@@ -201,6 +205,31 @@ def test_our_product_of_bf16_gives_the_same_for_any_number_of_threads() -> None:
         torch.set_num_threads(before_threads)
         assert torch.equal(outs[0], outs[1])
         assert torch.equal(outs[0], outs[2])
+
+
+def test_a_program_that_multiplies_otherwise_is_another_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file is loaded once in a process, with the functions that it was given last."""
+    store = DiskStore(tmp_path, 1 << 30)
+    a, b, out = torch.randn(1, 9, 9), torch.randn(1, 9, 9), torch.empty(1, 9, 9)
+    segments = (Segment("p", (product_of(a, b, out, False, DType.F32),), 3, ()),)
+    bound: list[tuple[str, tuple[int, ...]]] = []
+    put = library.put
+
+    def noted(store: ArtifactStore, key: str, contents: bytes, products: Any = ()) -> Any:
+        bound.append((key, products))
+        return put(store, key, contents, products)
+
+    monkeypatch.setattr(library, "put", noted)
+    for products in ("own", "library"):
+        (function,) = compile_segments(segments, store=store, products=products)
+        call(function, [x.data_ptr() for x in (a, b, out)])
+        torch.testing.assert_close(out, a @ b)
+    (first, own), (second, none) = [one for one in bound if len(one[1])]
+    assert first != second
+    assert own[0] != 0
+    assert none == (0, 0)
 
 
 @pytest.mark.parametrize("products", ["library", "own"])
