@@ -310,7 +310,7 @@ def _check_numbers(
     after = [node for node in insert.added if node not in given]
     computation = Computation(
         tuple(n for n in given if n is not noise), tuple(before), site.output, tuple(after),
-        result, dropouts, site.scores, plan.numbers,
+        result, dropouts, site.scores, plan.numbers, plan.hides_nan,
     )  # fmt: skip
     try:
         check(computation)
@@ -336,7 +336,9 @@ def _is_small_alike(small: Site, plan: Plan, lengths: Lengths, reasons: list[str
     for found in plans_for(small, Writes(small.output.graph)):
         if isinstance(found, Refusal) or found.score != renamed(plan.score, lengths):
             continue
-        if len(found.operands) != len(plan.operands) or found.zero_empty != plan.zero_empty:
+        if len(found.operands) != len(plan.operands):
+            continue
+        if (found.zero_empty, found.hides_nan) != (plan.zero_empty, plan.hides_nan):
             continue
         try:
             _apply(small, found)
