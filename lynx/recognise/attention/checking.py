@@ -95,38 +95,28 @@ def check(computation: Computation) -> None:
             "loses the number of keys"
         )
     tried = 0
-    nans: list[bool] = []
+    seen = _Seen()
     for values in _assignments(computation):
         if _score_count(computation, values) > LARGEST:
             continue
-        ways = (_is_compared(computation, values, precise, nans) for precise in (True, False))
+        ways = (_is_compared(computation, values, precise, seen) for precise in (True, False))
         tried += any(ways)
     if not tried:
         raise Unchecked("no sizes were found for which it could be checked")
-    if _hides_gradients(computation) and not any(nans):
+    if _hides_gradients(computation) and seen.infinity and not seen.nan:
         raise Refusal("its gradients may be NaN in rows of which nothing is left")
 
 
 def _hides_gradients(computation: Computation) -> bool:
     """Whether NaN of rows that masks leave nothing of is hidden, but perhaps not in gradients.
 
-    Of masks by positions alone the sizes that are tried tell. Without large numbers, of which a
-    sum may be infinite, there is no such row.
+    Of masks by positions alone the sizes that are tried tell.
     """
-    scores = computation.scores.meta["example_value"]
-    if not computation.hides_nan or not scores.requires_grad:
+    if not computation.hides_nan or not computation.scores.meta["example_value"].requires_grad:
         return False
-    others = [node for node in computation.sources if node not in computation.numbers]
+    others = (node for node in computation.sources if node not in computation.numbers)
     values = (node.meta.get("example_value") for node in others)
-    if all(not isinstance(value, torch.Tensor) or value.requires_grad for value in values):
-        return False
-    limit = torch.finfo(scores.dtype).max / 4
-    made = [node for node in others if not node.all_input_nodes]
-    items = (item for node in (*computation.before, *made) for item in _items(node))
-    return any(isinstance(item, int | float) and abs(item) > limit for item in items) or any(
-        _may_be_large(node, limit) or kind_of(node) in ("log", "log2", "log10")
-        for node in (*others, *computation.before)
-    )
+    return any(isinstance(value, torch.Tensor) and not value.requires_grad for value in values)
 
 
 def _may_lose_the_count(computation: Computation) -> bool:
@@ -176,17 +166,17 @@ def _may_be_large(node: Node, limit: float) -> bool:
 
 
 def _is_compared(
-    computation: Computation, values: Mapping[str, int], precise: bool, nans: list[bool]
+    computation: Computation, values: Mapping[str, int], precise: bool, seen: _Seen
 ) -> bool:
     """Compare both ways at some sizes; whether that was possible.
 
-    If not `precise`, element types are those of the model, and so are conversions. Add to `nans`
-    whether there was NaN on the way.
+    If not `precise`, element types are those of the model, and so are conversions. Note
+    in `seen` what there was on the way.
     """
     with _quietly():
         for masks in masks_for(computation.sources, computation.numbers):
             try:
-                _compare(_Trial(computation, values, masks, nans), precise)
+                _compare(_Trial(computation, values, masks, seen), precise)
             except _Unsuitable:
                 if masks is not None and masks.integer is not None:
                     continue  # integers may be places to read at, which there are not
@@ -245,6 +235,20 @@ Results = Sequence[torch.Tensor]
 """What is computed, and the gradients of what it is computed of."""
 
 
+@dataclass
+class _Seen:
+    """What there was among the numbers of all trials."""
+
+    infinity: bool = False
+    nan: bool = False
+
+    def note(self, value: Any) -> None:
+        """Look at a value that a model computes."""
+        if isinstance(value, torch.Tensor):
+            self.infinity |= bool(value.isinf().any())
+            self.nan |= bool(value.isnan().any())
+
+
 @dataclass(frozen=True)
 class _Trial:
     """A computation at some sizes, with masks that leave nothing of some rows or without."""
@@ -252,7 +256,7 @@ class _Trial:
     computation: Computation
     values: Mapping[str, int]
     masks: Masks | None
-    nans: list[bool]
+    seen: _Seen
 
     def results(self, width: int) -> tuple[Results, Results]:
         """Return what both ways compute with elements of so many bytes; 0: those of the model."""
@@ -267,7 +271,7 @@ class _Trial:
         try:
             theirs = _run(
                 computation.before, computation.output, known, noises,
-                lambda node, x: x * known[drops[node]], width, self.nans,
+                lambda node, x: x * known[drops[node]], width, self.seen,
             )  # fmt: skip
         except Exception as error:  # whatever a model does with such sizes
             raise _Unsuitable from error
@@ -332,11 +336,11 @@ def _run(
     noises: set[Node],
     drop: Any,
     width: int,
-    nans: list[bool] | None = None,
+    seen: _Seen | None = None,
 ) -> Results:
     """Return the result of nodes, and the gradients of sources for a gradient that is fixed.
 
-    Add to `nans` whether there was NaN on the way.
+    Note in `seen` what there was on the way.
     """
     given = dict(known)
     leaves: list[torch.Tensor] = []
@@ -347,8 +351,8 @@ def _run(
             given[node] = value.detach().requires_grad_()
             leaves.append(given[node])
     Replay(nodes, drop, least=width).run(nodes, given)
-    if nans is not None:
-        nans.append(any(_has_nan(given[node]) for node in nodes))
+    for node in nodes if seen is not None else ():
+        seen.note(given[node])
     result = given[output]
     if not leaves or not result.requires_grad:
         return [result.detach(), *(torch.zeros_like(leaf) for leaf in leaves)]
@@ -359,10 +363,6 @@ def _run(
         torch.zeros_like(leaf) if gradient is None else gradient
         for leaf, gradient in zip(leaves, found, strict=True)
     ]
-
-
-def _has_nan(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and bool(value.isnan().any())
 
 
 def _is_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:

@@ -198,7 +198,7 @@ def _check_place(site: Site) -> None:
         value = tensor_of(node)
         if value is not None and (is_transformed(value) or is_batched(value)):
             raise Refusal("it runs inside a transform of torch.func")
-        is_cut = value is not None and node in site.path and needs and kind_of(node) == "detach"
+        is_cut = value is not None and node in site.path and needs and _is_cut(node)
         if is_cut and is_same_shape(traced(node).shape, traced(site.scores).shape):
             raise Refusal(f"gradients do not flow through '{node}'")
     inside = {site.scores, *site.path, site.output}
@@ -209,6 +209,13 @@ def _check_place(site: Site) -> None:
         if any(may_share_memory(t, n) for t in targets_of(node) for n in inside if _is_dense(n)):
             raise Refusal(f"'{node}' changes what others may look at")
         node = node.next
+
+
+def _is_cut(node: Node) -> bool:
+    """Whether no gradient flows through a node, and more is made of it than maxima."""
+    return kind_of(node) == "detach" and any(
+        kind_of(user) not in ("amax", "max") for user in node.users
+    )
 
 
 def _is_dense(node: Node) -> bool:
