@@ -317,6 +317,11 @@ class _Grouping:
             return False
         if not all(parallel.issubset(effect.domain) for effect in merged.effects):
             return False
+        # A reduction sweeps over all axes that are not parallel: none may become one of them.
+        swept = (group.parallel() | other.parallel()) - parallel
+        reductions = (i for i in merged.instructions if isinstance(i, Reduce))
+        if not all(swept.isdisjoint(reduction.result_axes()) for reduction in reductions):
+            return False
         group.effects, group.instructions = merged.effects, merged.instructions
         group.axes, group.reduced = merged.axes, merged.reduced
         return True

@@ -97,7 +97,7 @@ class _Reverse:
         found, type_ = self.found.get(source), source.tensor_type
         if found is None:
             return Full(0.0, type_.shape, type_.dtype, type_.device).out
-        return found
+        return _converted(found, type_.dtype) if _width(found) < _width(source) else found
 
 
 def _is_floating(value: Value) -> bool:

@@ -28,6 +28,13 @@ form = forms_in(SPELLINGS)
 
 
 @form()
+def shifted_by_detached_scores(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    s = q @ k.mT * 0.25
+    e = (s - s.detach().amax(-1, keepdim=True)).exp()
+    return (e / e.sum(-1, keepdim=True)) @ v
+
+
+@form()
 def divided_after(q: Tensor, k: Tensor, v: Tensor) -> Any:
     s = q @ k.mT * 0.25
     e = (s - s.amax(-1, keepdim=True)).exp()

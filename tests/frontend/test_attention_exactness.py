@@ -299,3 +299,97 @@ def test_a_single_row_of_which_nothing_is_left() -> None:
     found = torch.autograd.grad(compiled(*arguments).sum(), arguments)
     assert expected[0].isnan().all()
     torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+HIDING = {
+    "nan_to_num": lambda w: torch.nan_to_num(w, 0.0),
+    "where": lambda w: torch.where(w.isnan(), 0.0, w),
+    "masked_fill": lambda w: w.masked_fill(w != w, 0.0),
+}
+
+
+@pytest.mark.parametrize("number", [NOT_A_NUMBER, torch.inf])
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("way", HIDING)
+def test_rows_of_nan_are_hidden_whatever_they_come_of(way: str, place: int, number: float) -> None:
+    """Weights of zero take the place of NaN, also of that of queries and keys; not of values."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(3, 1) for x in (k, v))
+        return HIDING[way]((q @ k.mT).softmax(-1)) @ v
+
+    q, k, v = (x.detach() for x in operands())
+    given = [q, k[:, :1].clone(), v[:, :1].clone()]
+    given[place][0, 0, 5, 1] = number
+    assert is_found(function, *given)
+    compiled = torch.compile(function, backend="lynx")
+    torch.testing.assert_close(compiled(*given), function(*given), equal_nan=True)
+
+
+def test_what_hides_nan_is_undone_by_dividing_again() -> None:
+    mask = torch.zeros(8, 8)
+    mask[3] = -torch.inf
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.mT + mask).softmax(-1).nan_to_num(0.0)
+        return (weights / weights.sum(-1, keepdim=True)) @ v
+
+    given = [x.detach() for x in operands()]
+    expected = function(*given)
+    assert expected.isnan().any()
+    compiled = torch.compile(function, backend="lynx")
+    torch.testing.assert_close(compiled(*given), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_gradients_of_rows_that_integers_leave_nothing_of(is_after: bool) -> None:
+    """What is hidden by a sum is NaN in gradients; lengths and documents leave nothing of rows."""
+    lengths, ids = torch.tensor([3, 8]), torch.arange(8).div(3, rounding_mode="floor")
+
+    def function(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, ids: Tensor) -> Tensor:
+        seen = torch.arange(k.shape[2]) < lengths[:, None, None, None]
+        seen = (~seen if is_after else seen) & (ids[:, None] == ids[None])
+        scores = q @ k.mT + torch.where(seen, 0.0, -torch.inf)
+        return torch.nan_to_num(scores.softmax(-1), 0.0) @ v
+
+    arguments = operands()
+    expected = torch.autograd.grad(function(*arguments, lengths, ids).sum(), arguments)
+    assert expected[0].isnan().any()
+    compiled = torch.compile(function, backend="lynx")
+    found = torch.autograd.grad(compiled(*arguments, lengths, ids).sum(), arguments)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_rows_far_below_the_maximum_of_all() -> None:
+    """Nothing is left of them, in eager: zeros are divided by zeros."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT - torch.arange(q.shape[2])[:, None] * 20.0
+        weights = (scores - scores.max()).exp()
+        return (weights / weights.sum(-1, keepdim=True)) @ v
+
+    given = [x.detach() for x in operands()]
+    expected = function(*given)
+    assert expected.isnan().any()
+    compiled = torch.compile(function, backend="lynx")
+    torch.testing.assert_close(compiled(*given), expected, equal_nan=True)
+
+
+def test_gradients_of_scores_of_half_precision() -> None:
+    """The gradient of a product of single precision is as precise, whatever is made of it."""
+    shape = "[2, 3, 8, 8]"
+    score = f"""graph @score(%dot: f32{shape}, %p0: f16[8]) {{
+  %0 = cast %dot {{dtype = f16}} : f16{shape}
+  %1 = mul %0, %p0 : f16{shape}
+  %2 = cast %1 {{dtype = f32}} : f32{shape}
+  return %2
+}}
+"""
+    given = [x.detach().half().requires_grad_() for x in operands()]
+    scale = torch.linspace(0.25, 1, 8).half()
+    out, _ = torch.ops.lynx.attention(*given, [scale], None, None, score, [], 1.0, False)
+    found = torch.autograd.grad(out.float().sin().sum(), given)
+    q, k, v = exact = [x.detach().float().requires_grad_() for x in given]
+    expected = ((q @ k.mT * scale.float()).softmax(-1) @ v).sin().sum()
+    for ours, theirs in zip(found, torch.autograd.grad(expected, exact), strict=True):
+        torch.testing.assert_close(ours.float(), theirs, atol=1e-2, rtol=1e-2)

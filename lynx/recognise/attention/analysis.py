@@ -233,6 +233,7 @@ class _Planner:
             tuple(trace_.inputs[operands[n]] for n in used),
             dims_of(space, out, [self._size(self.axes, c) for c in out]),
             zero_empty=weight.zero_empty or (self.fold and self.reading.is_masked_later),
+            hides_nan=weight.hides_nan,
             dtype=self.products.site.scores.meta["example_value"].dtype,
         )  # fmt: skip
         plan = dataclasses.replace(plan, sink=self._sink(space, at))

@@ -18,10 +18,10 @@ import torch
 import torch.fx
 
 from lynx.compat import outside_tracing, size_hint
-from lynx.recognise.nodes import Node, Refusal, expression, tensor_of
+from lynx.recognise.nodes import Node, Refusal, expression
 
-from .tracing import FULL, Replay, computing_dtype
-from .truths import is_truth
+from .drawing import Draw, Masks, masks_for, number_of
+from .tracing import FULL, Replay
 from .vocabulary import kind_of
 
 TOLERANCE = 1e-4
@@ -50,7 +50,7 @@ class Computation:
     """Two ways to compute one thing: nodes in order, from the same sources.
 
     `dropouts` are given with what they multiply by, which both are given. `numbers` hold
-    ordinary ones, other sources may be masks.
+    ordinary ones, other sources may be masks. With `hides_nan`, zeros take the place of NaN.
     """
 
     sources: tuple[Node, ...]
@@ -61,6 +61,7 @@ class Computation:
     dropouts: Mapping[Node, Node]
     scores: Node
     numbers: tuple[Node, ...]
+    hides_nan: bool = False
 
 
 def closure(output: Node, sources: Sequence[Node]) -> tuple[list[Node], list[Node]]:
@@ -94,12 +95,28 @@ def check(computation: Computation) -> None:
             "loses the number of keys"
         )
     tried = 0
+    seen = _Seen()
     for values in _assignments(computation):
         if _score_count(computation, values) > LARGEST:
             continue
-        tried += any(_is_compared(computation, values, precise) for precise in (True, False))
+        ways = (_is_compared(computation, values, precise, seen) for precise in (True, False))
+        tried += any(ways)
     if not tried:
         raise Unchecked("no sizes were found for which it could be checked")
+    if _hides_gradients(computation) and seen.infinity and not seen.nan:
+        raise Refusal("its gradients may be NaN in rows of which nothing is left")
+
+
+def _hides_gradients(computation: Computation) -> bool:
+    """Whether NaN of rows that masks leave nothing of is hidden, but perhaps not in gradients.
+
+    Of masks by positions alone the sizes that are tried tell.
+    """
+    if not computation.hides_nan or not computation.scores.meta["example_value"].requires_grad:
+        return False
+    others = (node for node in computation.sources if node not in computation.numbers)
+    values = (node.meta.get("example_value") for node in others)
+    return any(isinstance(value, torch.Tensor) and not value.requires_grad for value in values)
 
 
 def _may_lose_the_count(computation: Computation) -> bool:
@@ -148,66 +165,23 @@ def _may_be_large(node: Node, limit: float) -> bool:
     return value.dim() == 0 and not value.requires_grad
 
 
-def _is_compared(computation: Computation, values: Mapping[str, int], precise: bool) -> bool:
+def _is_compared(
+    computation: Computation, values: Mapping[str, int], precise: bool, seen: _Seen
+) -> bool:
     """Compare both ways at some sizes; whether that was possible.
 
-    If not `precise`, element types are those of the model, and so are conversions.
+    If not `precise`, element types are those of the model, and so are conversions. Note
+    in `seen` what there was on the way.
     """
-    try:
-        with _quietly():
-            for masks in _masks(computation):
-                _compare(_Trial(computation, values, masks), precise)
-    except _Unsuitable:
-        return False
+    with _quietly():
+        for masks in masks_for(computation.sources, computation.numbers):
+            try:
+                _compare(_Trial(computation, values, masks, seen), precise)
+            except _Unsuitable:
+                if masks is not None and masks.integer is not None:
+                    continue  # integers may be places to read at, which there are not
+                return False
     return True
-
-
-@dataclass(frozen=True)
-class _Masks:
-    """Which sources are drawn as masks that leave nothing of some rows, and what hides those.
-
-    Masks of a single row leave something of it, unless they are `all_empty`.
-    """
-
-    nodes: frozenset[Node]
-    is_finite: bool = False
-    all_empty: bool = False
-
-
-def _masks(computation: Computation) -> Iterator[_Masks | None]:
-    """Yield what to try: ordinary numbers; all masks that there may be; and each that is added.
-
-    What only seems to be a mask makes NaN of everything, behind which other differences hide.
-    """
-    yield None
-    added = [node for node in computation.sources if _may_be_added(node, computation)]
-    yield _Masks(frozenset(added))
-    if added:
-        yield _Masks(frozenset(added), is_finite=True)
-    if any(_has_one_row(node) for node in computation.sources):
-        yield _Masks(frozenset(added), all_empty=True)
-        yield _Masks(frozenset(added), is_finite=True, all_empty=True)
-    for node in added if len(added) > 1 else []:
-        yield _Masks(frozenset([node]))
-        yield _Masks(frozenset([node]), is_finite=True)
-
-
-def _has_one_row(node: Node) -> bool:
-    """Whether a source is a row that is the same for all queries."""
-    traced = node.meta.get("example_value")
-    return (
-        isinstance(traced, torch.Tensor)
-        and traced.dim() > 1
-        and all(isinstance(size, int) and size == 1 for size in traced.shape[:-1])
-    )
-
-
-def _may_be_added(node: Node, computation: Computation) -> bool:
-    """Whether a source may be a mask of numbers that are added to scores."""
-    traced = node.meta.get("example_value")
-    if not isinstance(traced, torch.Tensor) or traced.requires_grad or traced.dim() == 0:
-        return False
-    return traced.is_floating_point() and node not in computation.numbers
 
 
 @contextlib.contextmanager
@@ -252,21 +226,27 @@ def _assignments(computation: Computation) -> Iterator[dict[str, int]]:
         yield {name: hint for name, hint in symbols.items() if hint is not None}
 
 
-def _number(size: Any, values: Mapping[str, int]) -> Any:
-    if not isinstance(size, torch.SymInt | torch.SymFloat):
-        return size
-    expr = size.node.expr
-    found = expr.subs({symbol: values[str(symbol)] for symbol in expr.free_symbols})
-    return int(found) if isinstance(size, torch.SymInt) else float(found)
-
-
 def _score_count(computation: Computation, values: Mapping[str, int]) -> int:
     shape = computation.scores.meta["example_value"].shape
-    return math.prod(_number(size, values) for size in shape)
+    return math.prod(number_of(size, values) for size in shape)
 
 
 Results = Sequence[torch.Tensor]
 """What is computed, and the gradients of what it is computed of."""
+
+
+@dataclass
+class _Seen:
+    """What there was among the numbers of all trials."""
+
+    infinity: bool = False
+    nan: bool = False
+
+    def note(self, value: Any) -> None:
+        """Look at a value that a model computes."""
+        if isinstance(value, torch.Tensor):
+            self.infinity |= bool(value.isinf().any())
+            self.nan |= bool(value.isnan().any())
 
 
 @dataclass(frozen=True)
@@ -275,12 +255,14 @@ class _Trial:
 
     computation: Computation
     values: Mapping[str, int]
-    masks: _Masks | None
+    masks: Masks | None
+    seen: _Seen
 
     def results(self, width: int) -> tuple[Results, Results]:
         """Return what both ways compute with elements of so many bytes; 0: those of the model."""
         computation = self.computation
-        draw = _Draw(self.values, self.masks, width)
+        most = _score_count(computation, self.values) + 1
+        draw = Draw(self.values, self.masks, width, most)
         known = {node: draw.value(node) for node in computation.sources}
         drops = computation.dropouts
         noises = set(drops.values())
@@ -289,7 +271,7 @@ class _Trial:
         try:
             theirs = _run(
                 computation.before, computation.output, known, noises,
-                lambda node, x: x * known[drops[node]], width,
+                lambda node, x: x * known[drops[node]], width, self.seen,
             )  # fmt: skip
         except Exception as error:  # whatever a model does with such sizes
             raise _Unsuitable from error
@@ -324,7 +306,8 @@ def _is_as_exact(trial: _Trial, theirs: Results, ours: Results) -> bool:
     is_rounded = trial.computation.scores.meta["example_value"].dtype.itemsize < FULL
     tolerance = ROUGH if is_rounded else TOLERANCE
     return all(
-        _error(a, x) <= max(tolerance * _scale_of(x), _error(b, x))
+        torch.equal(a.isnan(), b.isnan())
+        and _error(a, x) <= max(tolerance * _scale_of(x), _error(b, x))
         for a, b, x in zip(ours, theirs, exact, strict=True)
     )
 
@@ -353,8 +336,12 @@ def _run(
     noises: set[Node],
     drop: Any,
     width: int,
+    seen: _Seen | None = None,
 ) -> Results:
-    """Return the result of nodes, and the gradients of sources for a gradient that is fixed."""
+    """Return the result of nodes, and the gradients of sources for a gradient that is fixed.
+
+    Note in `seen` what there was on the way.
+    """
     given = dict(known)
     leaves: list[torch.Tensor] = []
     for node, value in known.items():
@@ -364,6 +351,8 @@ def _run(
             given[node] = value.detach().requires_grad_()
             leaves.append(given[node])
     Replay(nodes, drop, least=width).run(nodes, given)
+    for node in nodes if seen is not None else ():
+        seen.note(given[node])
     result = given[output]
     if not leaves or not result.requires_grad:
         return [result.detach(), *(torch.zeros_like(leaf) for leaf in leaves)]
@@ -387,79 +376,6 @@ def _is_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) ->
 def _scale_of(expected: torch.Tensor) -> float:
     finite = expected[expected.isfinite()].abs()
     return max(1.0, float(finite.max())) if finite.numel() else 1.0
-
-
-class _Draw:
-    """Draws tensors like traced ones, the same for the same order, whatever their width."""
-
-    def __init__(self, values: Mapping[str, int], masks: _Masks | None, width: int) -> None:
-        self.values = values
-        self.masks = masks
-        self.width = width
-        self.generator = torch.Generator().manual_seed(0)
-
-    def value(self, node: Node) -> Any:
-        """Return what a source might hold."""
-        traced = node.meta.get("example_value")
-        if not isinstance(traced, torch.Tensor):
-            return self._constant(node) if traced is None else _number(traced, self.values)
-        shape = [_number(size, self.values) for size in traced.shape]
-        strides = [_number(stride, self.values) for stride in traced.stride()]
-        if not isinstance(tensor_of(node), torch.Tensor):
-            raise Refusal(f"'{node}' is no ordinary dense tensor")
-        kept = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
-        drawn = self._truth(kept, traced) if is_truth(node) else self._drawn(kept, node)
-        held = torch.empty_strided(kept, strides, dtype=drawn.dtype, device=traced.device)
-        return held.copy_(drawn).expand(shape)
-
-    def _truth(self, shape: list[int], traced: torch.Tensor) -> torch.Tensor:
-        truth = torch.rand(shape, generator=self.generator) < 0.7
-        return self._with_empty_rows(truth, False, True).to(self._computing(traced.dtype))
-
-    def _drawn(self, shape: list[int], node: Node) -> torch.Tensor:
-        traced = node.meta["example_value"]
-        uniform = torch.rand(shape, generator=self.generator)
-        if not traced.is_floating_point():
-            return self._with_empty_rows((uniform * 2).to(traced.dtype), 0, 1)
-        wide = self._computing(traced.dtype)
-        if self.masks is not None and node in self.masks.nodes:
-            least = torch.finfo(traced.dtype).min
-            masked = torch.where(uniform < 0.2, -math.inf, torch.where(uniform < 0.4, least, 0.0))
-            empty = least if self.masks.is_finite else -math.inf
-            return self._with_empty_rows(masked.to(wide), empty, 0.0)
-        return torch.randn(shape, generator=self.generator).to(wide)
-
-    def _with_empty_rows(self, mask: torch.Tensor, least: Any, most: Any) -> torch.Tensor:
-        """Let masks leave nothing of some rows, whichever of two values stands for that."""
-        if self.masks is not None and mask.dim() > 1 and mask.numel():
-            mask[-1] = least
-            if not (self.masks.all_empty and mask.shape[:-1].numel() == 1):
-                mask[(0,) * (mask.dim() - 1)] = most
-        return mask
-
-    def noise(self, node: Node) -> torch.Tensor:
-        """Return what a dropout might multiply by."""
-        traced = node.meta["example_value"]
-        shape = [_number(size, self.values) for size in traced.shape]
-        probability = float(node.args[1])  # type: ignore[arg-type]
-        kept = torch.rand(shape, generator=self.generator) >= probability
-        wide = self._computing(traced.dtype)
-        return (kept.to(wide) / (1 - probability)).to(traced.device)
-
-    def _computing(self, dtype: torch.dtype) -> torch.dtype:
-        if not dtype.is_floating_point:
-            return dtype
-        wide = torch.float64 if self.width > FULL else computing_dtype(dtype)
-        return wide if self.width else dtype
-
-    @staticmethod
-    def _constant(node: Node) -> Any:
-        module: Any = node.graph.owning_module
-        if node.op != "get_attr" or module is None:
-            raise Refusal(f"'{node}' is no tensor and no number")
-        for part in str(node.target).split("."):
-            module = getattr(module, part)
-        return module
 
 
 __all__ = ["Computation", "Unchecked", "check", "closure", "says_difference"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -151,6 +152,8 @@ def substitute(plan: Plan, insert: Inserter, output: Node, noise: Node | None) -
         plan.keep_scale, plan.zero_empty,
     )  # fmt: skip
     result = insert.call(operator.getitem, both, 0)
+    if plan.hides_nan:
+        result = _without_nan(plan, insert, sizes, result, both, v)
     groups = (*layout.rows, layout.values)
     for scale in plan.factors:
         item = scale.item
@@ -162,6 +165,25 @@ def substitute(plan: Plan, insert: Inserter, output: Node, noise: Node | None) -
     if traced(result).dtype is not traced(output).dtype:
         result = insert.call("to", result, traced(output).dtype)
     return result, both
+
+
+def _without_nan(
+    plan: Plan, insert: Inserter, sizes: Sizes, result: Node, operation: Node, v: Node
+) -> Node:
+    """Let rows of NaN be what weights of zero give, which is NaN again next to such values.
+
+    Weights are NaN where the logarithm of their sum is NaN or infinity.
+    """
+    logarithm = insert.call(torch.unsqueeze, insert.call(operator.getitem, operation, 1), 3)
+    is_number = insert.call(torch.lt, logarithm, math.inf)
+    nothing = insert.call("sum", insert.call(torch.mul, v, 0), 2, True)
+    layout = plan.layout
+    if layout.heads != layout.shared:
+        groups = product(a.size for a in layout.heads if a not in layout.shared)
+        nothing = insert.call(torch.unsqueeze, nothing, 2)
+        nothing = insert.call("expand", nothing, -1, -1, sizes.node(groups), -1, -1)
+        nothing = insert.call(torch.flatten, nothing, 1, 2)
+    return insert.call(torch.where, is_number, result, nothing)
 
 
 def logarithms(plan: Plan, insert: Inserter, operation: Node) -> Node:

@@ -51,8 +51,9 @@ class Weight:
     `raw` are the scores with all masks that the exponentials were multiplied by before they were
     normalized, `masked` those with later ones too. `origin` is where they were normalized; from
     there on they were multiplied by `factors`, and set to zero where one of `masks` is not as it
-    says. `is_moved` says that their dimensions are no longer those of `raw`, `is_uneven` that
-    factors differ among the keys in ways that `masked` does not have.
+    says. `hides_nan` says that rows of NaN, whatever they come of, were set to zero, `is_moved`
+    that their dimensions are no longer those of `raw`, `is_uneven` that factors differ among the
+    keys in ways that `masked` does not have.
     """
 
     raw: Raw
@@ -63,6 +64,7 @@ class Weight:
     factors: tuple[Any, ...] = ()
     masks: tuple[tuple[Value, bool], ...] = ()
     zero_empty: bool = False
+    hides_nan: bool = False
     sink: Any = None
     is_moved: bool = False
     is_uneven: bool = False
@@ -108,11 +110,15 @@ class LogWeight:
 
 @dataclass(frozen=True)
 class Empty:
-    """Whether scores are negative infinity (or are not, if inverted), of all keys if `is_row`."""
+    """Whether scores are negative infinity (or are not, if inverted), of all keys if `is_row`.
+
+    With `is_nan`, whether weights are NaN, as they are of such rows and of others.
+    """
 
     raw: Raw
     is_row: bool = False
     is_inverted: bool = False
+    is_nan: bool = False
 
 
 Fact: TypeAlias = Raw | Row | Weight | Total | LogTotal | LogWeight | Empty

@@ -69,7 +69,8 @@ class Plan:
 
     `operands` are what the score function is given, as nodes; a dropout is given by its node and
     the atoms of its dimensions. Values are multiplied by `value_factors` before. `out` are the
-    atoms of the dimensions of the second product, `dtype` the element type of the first.
+    atoms of the dimensions of the second product, `dtype` the element type of the first. With
+    `hides_nan`, rows of weights that are NaN are zeros.
     """
 
     q: Placed
@@ -86,6 +87,7 @@ class Plan:
     is_dropout: bool = False
     keep_inverted: bool = False
     zero_empty: bool = False
+    hides_nan: bool = False
     factors: tuple[Factor, ...] = ()
     value_factors: tuple[Placed, ...] = ()
     dtype: torch.dtype | None = None

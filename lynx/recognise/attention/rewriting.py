@@ -198,7 +198,7 @@ def _check_place(site: Site) -> None:
         value = tensor_of(node)
         if value is not None and (is_transformed(value) or is_batched(value)):
             raise Refusal("it runs inside a transform of torch.func")
-        is_cut = value is not None and node in site.path and needs and kind_of(node) == "detach"
+        is_cut = value is not None and node in site.path and needs and _is_cut(node)
         if is_cut and is_same_shape(traced(node).shape, traced(site.scores).shape):
             raise Refusal(f"gradients do not flow through '{node}'")
     inside = {site.scores, *site.path, site.output}
@@ -209,6 +209,13 @@ def _check_place(site: Site) -> None:
         if any(may_share_memory(t, n) for t in targets_of(node) for n in inside if _is_dense(n)):
             raise Refusal(f"'{node}' changes what others may look at")
         node = node.next
+
+
+def _is_cut(node: Node) -> bool:
+    """Whether no gradient flows through a node, and more is made of it than maxima."""
+    return kind_of(node) == "detach" and any(
+        kind_of(user) not in ("amax", "max") for user in node.users
+    )
 
 
 def _is_dense(node: Node) -> bool:
@@ -310,7 +317,7 @@ def _check_numbers(
     after = [node for node in insert.added if node not in given]
     computation = Computation(
         tuple(n for n in given if n is not noise), tuple(before), site.output, tuple(after),
-        result, dropouts, site.scores, plan.numbers,
+        result, dropouts, site.scores, plan.numbers, plan.hides_nan,
     )  # fmt: skip
     try:
         check(computation)
@@ -336,7 +343,9 @@ def _is_small_alike(small: Site, plan: Plan, lengths: Lengths, reasons: list[str
     for found in plans_for(small, Writes(small.output.graph)):
         if isinstance(found, Refusal) or found.score != renamed(plan.score, lengths):
             continue
-        if len(found.operands) != len(plan.operands) or found.zero_empty != plan.zero_empty:
+        if len(found.operands) != len(plan.operands):
+            continue
+        if (found.zero_empty, found.hides_nan) != (plan.zero_empty, plan.hides_nan):
             continue
         try:
             _apply(small, found)

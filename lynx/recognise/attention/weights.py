@@ -374,7 +374,7 @@ def _normalized(weight: Weight, total: Total, result: Value) -> Weight:
         raise Refusal("weights are normalized again without the sink")
     return Weight(
         weight.masked, weight.masked, result, total.axis, result,
-        zero_empty=weight.zero_empty or total.zero_empty, sink=sink,
+        zero_empty=total.zero_empty, hides_nan=weight.hides_nan and total.zero_empty, sink=sink,
     )  # fmt: skip
 
 
@@ -386,7 +386,7 @@ def _where(walk: Walk, op: Any) -> Fact:
     if isinstance(given, Empty) and given.is_row:
         kept, zero = (second, a) if not given.is_inverted else (first, b)
         if isinstance(kept, Weight) and _is_zero(zero):
-            return replace(kept, value=op.out, zero_empty=True)
+            return _without_empty(walk, kept, op.out, hides_nan=given.is_nan)
     if given is not None:
         raise Refusal("a mask depends on the scores")
     if isinstance(first, Weight) != isinstance(second, Weight):
@@ -407,6 +407,15 @@ def _where(walk: Walk, op: Any) -> Fact:
     raise refusal(op, [fact for fact in (first, second) if fact is not None])
 
 
+def _without_empty(walk: Walk, weight: Weight, result: Value, *, hides_nan: bool) -> Weight:
+    """Return weights that are zero in rows of which nothing is left, or that are NaN."""
+    is_given = any(isinstance(f, Value) and f not in walk.trace.dropped for f in weight.factors)
+    if hides_nan and is_given:
+        raise Refusal("what weights are multiplied by is hidden where it is no number")
+    hides_nan |= weight.hides_nan
+    return replace(weight, value=result, zero_empty=True, hides_nan=hides_nan)
+
+
 def _is_zero(item: Any) -> bool:
     if isinstance(item, Value):
         full = item.op
@@ -421,7 +430,7 @@ def _nan_to_num(walk: Walk, op: Any) -> Fact:
     if isinstance(fact, Weight) and fact.is_normalized:
         nan = getattr(op, "nan", 0.0)
         if nan is None or _is_number(nan, 0):
-            return replace(fact, value=op.out, zero_empty=True)
+            return _without_empty(walk, fact, op.out, hides_nan=True)
     if isinstance(fact, Raw):
         return walk.rebuilt(op)
     raise refusal(op, [fact])
@@ -439,7 +448,8 @@ def _compare(walk: Walk, op: Any) -> Fact:
     if isinstance(raw, Raw) and is_equality and _is_number(number, -math.inf):
         return Empty(raw, is_inverted=isinstance(op, compare.NotEqual))
     if isinstance(a, Weight) and a.is_normalized and is_equality and op.x is op.y:
-        return Empty(a.raw, is_row=True, is_inverted=isinstance(op, compare.Equal))
+        is_inverted = isinstance(op, compare.Equal)
+        return Empty(a.raw, is_row=True, is_inverted=is_inverted, is_nan=True)
     raise Refusal("a mask depends on the scores")
 
 
@@ -456,7 +466,7 @@ def _is_nan(walk: Walk, op: Any) -> Fact:
     """Weights are no numbers in rows of which all scores are negative infinity."""
     fact = walk.of(op.x)
     if isinstance(fact, Weight) and fact.is_normalized:
-        return Empty(fact.raw, is_row=True)
+        return Empty(fact.raw, is_row=True, is_nan=True)
     raise Refusal("a mask depends on the scores")
 
 

@@ -238,6 +238,29 @@ def scaled_in_place(n: Dim, m: Dim) -> Kernel:
     return b.build("in_place")
 
 
+def shifted_by_the_sum_of_all(n: Dim, m: Dim) -> Kernel:
+    """A buffer is overwritten by what a sum of all is subtracted from, of which rows are summed."""
+    b = Sheet(n, m)
+    x = b.buffer("x", F32, b.extent(("i", "j")), is_written=True)
+    value = b.load(x, row_major(b, "i", "j"))
+    shifted = b.f("sub", value, b.f("mul", b.total(value, "i", "j"), 0.001))
+    b.store(x, row_major(b, "i", "j"), shifted)
+    b.write("rows", b.total(shifted, "j"), "i")
+    return b.build("shifted_by_the_sum_of_all")
+
+
+def shifted_by_the_largest_of_all(n: Dim, m: Dim) -> Kernel:
+    """The same of exponentials, shifted by the largest of all."""
+    b = Sheet(n, m)
+    x = b.buffer("x", F32, b.extent(("i", "j")), is_written=True)
+    value = b.load(x, row_major(b, "i", "j"))
+    (largest,) = b.reduce("max", value, ("i", "j"))
+    power = b.f("exp", b.f("sub", value, largest))
+    b.store(x, row_major(b, "i", "j"), power)
+    b.write("rows", b.total(power, "j"), "i")
+    return b.build("shifted_by_the_largest_of_all")
+
+
 def scattered_beside_in_place(n: Dim, m: Dim) -> Kernel:
     """Zeros that are partly overwritten by what is made of a buffer that is overwritten, too."""
     b = Sheet(n, m)
@@ -344,7 +367,8 @@ EXAMPLES: list[Example] = [
     sum_of_sums,
     normalized, sums_of_both, extremes, transposed, gelu_in_half, embedding_gradient, histogram,
     sums_by_group, rows_replaced,
-    scaled_in_place, scattered_beside_in_place, joined, shifted,
+    scaled_in_place, shifted_by_the_sum_of_all, shifted_by_the_largest_of_all,
+    scattered_beside_in_place, joined, shifted,
     joined_rows, joined_columns, triangle, framed,
 ]  # fmt: skip
 

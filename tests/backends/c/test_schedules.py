@@ -16,7 +16,7 @@ NAMES = [example.__name__ for example in EXAMPLES]
 SIZES = [(1, 1), (3, 5), (17, 64), (64, 17), (127, 33), (2, 1031), (1031, 2), (40, 1000), (1, 4099)]
 EMPTY = [(0, 3), (3, 0), (0, 0)]
 LARGE = (1531, 613)
-NEVER_EMPTY = ("extremes", "loss", "joined")
+NEVER_EMPTY = ("extremes", "loss", "joined", "shifted_by_the_largest_of_all")
 
 
 def kernels_at(sizes: tuple[int, int]) -> list[Kernel]:
