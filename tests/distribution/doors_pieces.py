@@ -62,3 +62,18 @@ def in_pieces() -> list[str]:
         doors.close(a.grad, b.grad, "gradient")
     doors.close(model.patches.weight.grad, reference.patches.weight.grad, "gradient of patches")
     return doors.fallbacks()
+
+
+def one_class_two_plans() -> list[list[str]]:
+    """Distribute two models of one class otherwise: what one is compiled to does not serve both."""
+    torch.manual_seed(5)
+    reference, x = doors.Best(), torch.randn(4, 8)
+    found: list[list[str]] = []
+    for axis, plan in (("dp", {"inputs.*": "dp, _"}), ("tp", {"layer.weight": "tp, _"})):
+        doors.RECORDS.reset()
+        on = doors.mesh((axis, 2))
+        model = lynx.parallelize(copy.deepcopy(reference), on, plan, options=doors.STRICT)
+        doors.close(model(x), reference(x), axis)
+        graphs = [graph.distributed for graph in doors.RECORDS.graphs]
+        found.append([str(graph.mesh) for graph in graphs if graph is not None])
+    return found
