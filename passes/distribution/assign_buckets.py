@@ -24,6 +24,7 @@ from lynx.ir.core import Graph, Op, Value
 from lynx.ir.dims import is_static
 from lynx.ir.ops.collective import AllGather, AllReduce, Collective, ReduceScatter, Shard
 from lynx.ir.sharding import Mesh
+from lynx.passes.plan_memory import format_bytes, format_count
 
 from .cost import Costs, bytes_of
 
@@ -55,15 +56,18 @@ def assign_buckets(graph: Graph, costs: Costs, limit: int = LIMIT) -> Graph:
 
 def summary(graph: Graph) -> str:
     """Return in a line what travels in buckets; empty if nothing does."""
-    tensors: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    found: dict[tuple[str, tuple[str, ...]], dict[int, int]] = {}
+    counts: dict[tuple[str, tuple[str, ...]], int] = {}
     for op in graph.ops:
         if isinstance(op, Collective) and op.bucket >= 0:
-            tensors.setdefault((op.name, op.axes), []).append(op.bucket)
-    texts = [
-        f"{len(numbers)} {kind} over {', '.join(axes)} travel in {len(set(numbers))} buckets"
-        for (kind, axes), numbers in tensors.items()
-    ]
-    return "; ".join(texts)
+            sizes = found.setdefault((op.name, op.axes), {})
+            sizes[op.bucket] = sizes.get(op.bucket, 0) + payload(op, graph.mesh)
+            counts[op.name, op.axes] = counts.get((op.name, op.axes), 0) + 1
+    return "; ".join(
+        f"{counts[kind, axes]} {kind} over {', '.join(axes)} travel in "
+        f"{format_count(len(sizes), 'bucket')} of up to {format_bytes(max(sizes.values()))}"
+        for (kind, axes), sizes in found.items()
+    )
 
 
 def _buckets(graph: Graph, costs: Costs, limit: int) -> list[Bucket]:

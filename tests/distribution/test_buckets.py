@@ -100,7 +100,7 @@ def test_sums_that_nobody_reads_yet_travel_together() -> None:
     text = print_graph(graph)
     assert text.count('axes = ["dp"], bucket = 0') == 2
     assert print_graph(parse_graph(text)) == text
-    assert summary(graph) == "2 all_reduce over dp travel in 1 buckets"
+    assert summary(graph) == "2 all_reduce over dp travel in 1 bucket of up to 32 B"
     first, second = (graph.ops.index(op) for op in collectives(graph))
     assert second == first + 1  # side by side, where the last one stood
     local = StartBuckets().run(localize(graph, {"dp": 0, "tp": 0}), PassContext())
