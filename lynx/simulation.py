@@ -61,11 +61,12 @@ def local_graph(graph: Graph, device: int, target: MeshTarget) -> Graph:
 
     Unless the graph says what travels together, it is as large as is good for the machine.
     """
-    if graph.mesh is None or not any(op.changes_sharding for op in graph.ops):
+    mesh = graph.mesh
+    if mesh is None or not any(op.changes_sharding for op in graph.ops):
         return graph
-    if not 0 <= device < graph.mesh.device_count:
-        message = f"there is no device {device} among {graph.mesh.device_count}"
+    if not 0 <= device < mesh.device_count:
+        message = f"there is no device {device} among {mesh.device_count}"
         raise UsageError("unknown-device", message)
     if not any(isinstance(op, Collective) and op.bucket >= 0 for op in graph.ops):
-        graph = gather_ahead(assign_buckets(graph, Costs(target, graph.mesh)))
-    return localize(graph, graph.mesh.coordinates(device))
+        graph = gather_ahead(assign_buckets(graph, Costs(target, mesh)))
+    return localize(graph, mesh.coordinates(device))
