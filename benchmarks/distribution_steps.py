@@ -1,4 +1,4 @@
-"""Time training steps on several processes: Lynx next to DDP and FSDP2.
+"""Time training steps on several processes: Lynx next to DDP, FSDP2 and DTensor's own propagation.
 
     python benchmarks/distribution_steps.py
     python benchmarks/distribution_steps.py --processes 4 --rounds 20
@@ -30,6 +30,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import lynx
@@ -37,10 +42,38 @@ import lynx
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
 from train_distributed import RECIPES as PLANS
-from train_gpt import GPT, VOCABULARY
+from train_gpt import GPT, VOCABULARY, Attention
 
 FOLDER = Path(__file__).parent / "results"
 WARMUP = 3
+
+
+class PartAttention(nn.Module):
+    """The example's attention, where projections give a process some of the heads."""
+
+    def __init__(self, whole: Attention, processes: int) -> None:
+        super().__init__()
+        self.project_in, self.project_out = whole.project_in, whole.project_out
+        self.depth = self.project_out.in_features // whole.heads
+        self.register_buffer("visible", whole.visible)
+        # Each process holds queries, keys and values of its heads one after the other.
+        rows = torch.arange(len(self.project_in.weight)).view(3, processes, -1)
+        rows = rows.transpose(0, 1).reshape(-1)
+        with torch.no_grad():
+            self.project_in.weight.copy_(self.project_in.weight[rows])
+            self.project_in.bias.copy_(self.project_in.bias[rows])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the heads of this process see, projected and summed."""
+        batch, length, _ = x.shape
+        query, key, value = (
+            part.view(batch, length, -1, self.depth).transpose(1, 2)
+            for part in self.project_in(x).chunk(3, dim=-1)
+        )
+        scores = query @ key.transpose(-2, -1) / self.depth**0.5
+        scores = scores.masked_fill(~self.visible[:length, :length], float("-inf"))
+        mixed = (scores.softmax(dim=-1) @ value).transpose(1, 2).reshape(batch, length, -1)
+        return self.project_out(mixed)  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -119,9 +152,24 @@ def by_fsdp(model: GPT, mesh: DeviceMesh) -> Contestant:
     return Contestant("FSDP2", model, own_rows, averages=True)
 
 
+def by_dtensor(model: GPT, mesh: DeviceMesh) -> Contestant:
+    """Cut projections by heads and hidden units, as Megatron does."""
+    for block in model.blocks:
+        block.attention = PartAttention(block.attention, mesh.size())
+        plan = {
+            "attention.project_in": ColwiseParallel(),
+            "attention.project_out": RowwiseParallel(),
+            "network.0": ColwiseParallel(),
+            "network.2": RowwiseParallel(),
+        }
+        parallelize_module(block, mesh, plan)
+    return Contestant("DTensor", model, whole_batch)
+
+
 RIVALS: dict[str, Callable[[GPT, DeviceMesh], Contestant]] = {
     "ddp": by_ddp,
     "fsdp": by_fsdp,
+    "tp": by_dtensor,
 }
 
 

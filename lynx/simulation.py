@@ -7,11 +7,15 @@ import json
 from pathlib import Path
 
 from lynx.ir import Graph, UsageError, parse_graph
+from lynx.ir.ops.collective import Collective
 from lynx.ir.program import Program
 from lynx.ir.program_text import parse_program
 from lynx.passes import parse_pipeline
+from lynx.passes.distribution.assign_buckets import assign_buckets
+from lynx.passes.distribution.cost import Costs
+from lynx.passes.distribution.gathers_ahead import gather_ahead
 from lynx.passes.distribution.localize import localize
-from lynx.passes.distribution.machine import read_target
+from lynx.passes.distribution.machine import MeshTarget, read_target
 from lynx.passes.distribution.simulate import simulate
 
 from .pass_context import pass_context
@@ -30,14 +34,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _simulate(options: argparse.Namespace) -> None:
     target = read_target(options.target)
-    module = _module(options)
+    module = _module(options, target)
     result = simulate(module, target)
     print(result)
     if options.trace:
         Path(options.trace).write_text(json.dumps(result.trace()), encoding="utf-8")
 
 
-def _module(options: argparse.Namespace) -> Program | Graph:
+def _module(options: argparse.Namespace, target: MeshTarget) -> Program | Graph:
     """Return the program in the file, or that of the graph in it."""
     try:
         text = Path(options.file).read_text(encoding="utf-8")
@@ -47,16 +51,22 @@ def _module(options: argparse.Namespace) -> Program | Graph:
     first = next((line for line in lines if line and not line.startswith("//")), "")
     if first.startswith("program"):
         return parse_program(text, file=options.file)
-    graph = local_graph(parse_graph(text, file=options.file), options.device)
+    graph = local_graph(parse_graph(text, file=options.file), options.device, target)
     module: Program | Graph = parse_pipeline(options.pipeline).run(graph, pass_context(graph))
     return module
 
 
-def local_graph(graph: Graph, device: int) -> Graph:
-    """Return what one device has of a graph over a mesh, or the graph if it is local already."""
-    if graph.mesh is None or not any(op.changes_sharding for op in graph.ops):
+def local_graph(graph: Graph, device: int, target: MeshTarget) -> Graph:
+    """Return what one device has of a graph over a mesh, or the graph if it is local already.
+
+    Unless the graph says what travels together, it is as large as is good for the machine.
+    """
+    mesh = graph.mesh
+    if mesh is None or not any(op.changes_sharding for op in graph.ops):
         return graph
-    if not 0 <= device < graph.mesh.device_count:
-        message = f"there is no device {device} among {graph.mesh.device_count}"
+    if not 0 <= device < mesh.device_count:
+        message = f"there is no device {device} among {mesh.device_count}"
         raise UsageError("unknown-device", message)
-    return localize(graph, graph.mesh.coordinates(device))
+    if not any(isinstance(op, Collective) and op.bucket >= 0 for op in graph.ops):
+        graph = gather_ahead(assign_buckets(graph, Costs(target, mesh)))
+    return localize(graph, mesh.coordinates(device))

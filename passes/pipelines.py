@@ -12,6 +12,7 @@ from .distribution.buckets import BucketCollectives
 from .distribution.overlap import ScheduleOverlap
 from .distribution.prefetch import PrefetchGathers
 from .distribution.split import SplitCollectives
+from .distribution.start_buckets import StartBuckets
 from .expand_products import ExpandProducts
 from .fold_constants import FoldConstants
 from .fuse import Fuse
@@ -28,6 +29,7 @@ from .widen_products import WidenProducts
 
 DEFAULT = Pipeline(
     (
+        StartBuckets(),
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
@@ -60,6 +62,7 @@ DEFAULT = Pipeline(
 # Every op that is computed ahead saves its overhead in each call, so larger constants are kept.
 REDUCE_OVERHEAD = Pipeline(
     (
+        StartBuckets(),
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
@@ -91,6 +94,7 @@ REDUCE_OVERHEAD = Pipeline(
 # longer search for a tight packing.
 MAX_AUTOTUNE = Pipeline(
     (
+        StartBuckets(),
         Canonicalize(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),

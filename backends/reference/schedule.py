@@ -46,19 +46,41 @@ class Flight:
     finish: Finish
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """What lies in a row along a dimension, but is not together yet."""
+
+    pieces: Tensors
+    dim: int
+
+    def fill(self, out: torch.Tensor) -> None:
+        """Put the pieces together in a tensor."""
+        sizes = [piece.shape[self.dim] for piece in self.pieces]
+        for place, piece in zip(out.split_with_sizes(sizes, self.dim), self.pieces, strict=True):
+            place.copy_(piece)
+
+
+Results = Sequence[torch.Tensor | Pieces]
+
 in_flight: dict[int, Flight] = {}
 """All that was started and not waited for, by the identity of the first tensor that it fills."""
 
 
 def _begin(
-    axes: Sequence[str], xs: Tensors, outs: Tensors, exchange: Callable[..., Tensors]
+    axes: Sequence[str], xs: Tensors, outs: Tensors, exchange: Callable[..., Results]
 ) -> None:
-    """Let the group fill `outs` by `exchange`, which takes the communicator and `xs`."""
+    """Let the group fill `outs` by `exchange`, which takes the communicator and `xs`.
+
+    It gives for each tensor what goes into it, whole or in pieces along a dimension.
+    """
     group = communicator(axes)
 
     def job() -> None:
         for out, result in zip(outs, exchange(group, xs), strict=True):
-            out.copy_(result)
+            if isinstance(result, Pieces):
+                result.fill(out)
+            else:
+                out.copy_(result)
 
     if isinstance(group, LaneCommunicator):
         finish = group.submit(job, xs)
@@ -138,16 +160,14 @@ def _start_all_gather(
         entries = zip(xs, dims, sizes, strict=True)
         outs = _fresh(xs, [_resized(x, dim, sum(size)) for x, dim, size in entries])
 
-    def exchange(group: Communicator, xs: Tensors) -> Tensors:
+    def exchange(group: Communicator, xs: Tensors) -> Results:
         if len(xs) == 1:
             return [group.all_gather(xs[0], dims[0], sizes[0], index)]
         shapes = _shapes(xs, dims, sizes)
         flat = group.all_gather(_packed(xs), 0, list(map(_numel, shapes)), index)
         members = flat.split_with_sizes(list(map(_numel, shapes)))
         pieces = [_unpacked(*pair) for pair in zip(members, shapes, strict=True)]
-        return [
-            torch.cat(part, dim) for part, dim in zip(zip(*pieces, strict=True), dims, strict=True)
-        ]
+        return list(map(Pieces, zip(*pieces, strict=True), dims))
 
     _begin(axes, xs, outs, exchange)
     return outs

@@ -6,6 +6,7 @@ there: a collective that is missing, doubled, or runs over another axis gives ot
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import ClassVar
 
 from lynx.ir.core import Op, Value
@@ -21,7 +22,8 @@ from .layout import parallel_space
 class Collective(Op):
     """Base of collectives: `axes` are the mesh axes along which devices take part.
 
-    The numbers of the result are those of `x`; each device holds another part of them.
+    The numbers of the result are those of `x`; each device holds another part of them. Those of one
+    `bucket` travel together; -1 stands for none.
     """
 
     changes_sharding: ClassVar[bool] = True
@@ -29,6 +31,7 @@ class Collective(Op):
 
     x: Value
     axes: tuple[str, ...]
+    bucket: int = field(default=-1, kw_only=True)
 
     def infer(self) -> TensorType:
         """Return the type of `x`."""

@@ -21,12 +21,13 @@ class Communication(Op):
     Members of a group are counted in row-major order of their coordinates along `axes`; `index` is
     the device's own number. `sizes` are the lengths of all members' pieces along a dimension.
     `site` is the number of the communication in the program of the mesh, -1 if there is none: all
-    devices have the same.
+    devices have the same. So have they the `bucket` in which it travels, -1 if alone.
     """
 
     x: Value
     axes: tuple[str, ...]
     site: int = field(default=-1, kw_only=True)
+    bucket: int = field(default=-1, kw_only=True)
 
     @property
     def is_removable(self) -> bool:

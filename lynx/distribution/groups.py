@@ -39,6 +39,9 @@ _WIDE = {
 }
 """Types that Gloo does not combine, or not as exactly as it might, and what they travel as."""
 
+_SMALL = 1 << 16
+"""Up to so many bytes of all members together are gathered at once, and combined by each."""
+
 
 @dataclass
 class Group:
@@ -86,15 +89,7 @@ class Group:
             return torch.view_as_complex(self.all_reduce(real, reduction, where))
         if self._is_gloo and x.is_floating_point():
             return self._reduced_in_order(x, reduction, where)
-        travels = self._travelling(x)
-        self._wait(
-            "all_reduce",
-            where,
-            lambda: dist.all_reduce(
-                travels, _OPERATIONS[reduction], group=self.process_group, async_op=True
-            ),
-        )
-        return travels.to(x.dtype)
+        return self._reduced(x, reduction, where)
 
     def all_gather(
         self, x: torch.Tensor, dim: int, sizes: Sequence[int], index: int = -1, where: str = ""
@@ -110,6 +105,8 @@ class Group:
         if math.prod(shape) == 0:
             return x.new_empty([*x.shape[:dim], sum(sizes), *x.shape[dim + 1 :]])
         pieces = self._gathered(_padded(x, dim, longest), where)
+        if dim == 0 and min(sizes) == longest:
+            return pieces.view(-1, *x.shape[1:])
         return torch.cat([pieces[i].narrow(dim, 0, size) for i, size in enumerate(sizes)], dim)
 
     def reduce_scatter(
@@ -127,14 +124,8 @@ class Group:
         """
         if self.size == 1:
             return x.clone()
-        pieces = self._exchanged(
-            list(torch.split(x, list(sizes), dim)),
-            [sizes[self.index]] * self.size,
-            dim,
-            where,
-            "reduce_scatter",
-        )
-        return _combined(pieces, reduction)
+        counts = [sizes[self.index]] * self.size
+        return _combined(self._scattered(x, dim, sizes, counts, where, "reduce_scatter"), reduction)
 
     def all_to_all(
         self,
@@ -150,8 +141,7 @@ class Group:
         if self.size == 1:
             return x.clone()
         parts = list(torch.split(x, list(target_sizes), target))
-        own = x.narrow(target, 0, target_sizes[self.index])
-        received = self._exchanged(parts, source_sizes, source, where, "all_to_all", like=own)
+        received = self._exchanged(parts, source_sizes, source, where, "all_to_all")
         return torch.cat(received, source)
 
     def broadcast(self, x: torch.Tensor, where: str = "") -> None:
@@ -188,13 +178,28 @@ class Group:
 
     def _reduced_in_order(self, x: torch.Tensor, reduction: str, where: str) -> torch.Tensor:
         """Combine members in their order: no place or size of a tensor changes its rounding."""
-        flat = x.reshape(-1)
-        longest = -(-len(flat) // self.size)
-        left = [max(len(flat) - member * longest, 0) for member in range(self.size)]
-        sizes = [min(longest, size) for size in left]
-        counts = [sizes[self.index]] * self.size
-        pieces = self._exchanged(list(torch.split(flat, sizes)), counts, 0, where, "all_reduce")
-        return self.all_gather(_combined(pieces, reduction), 0, sizes, where=where).view(x.shape)
+        if self.size == 2 and x.dtype in (torch.float32, torch.float64):
+            return self._reduced(x, reduction, where)  # two numbers have the same sum either way
+        if x.numel() * x.element_size() * self.size <= _SMALL:
+            return _combined(list(self._gathered(x.contiguous(), where)), reduction)
+        longest = -(-x.numel() // self.size)
+        flat = _padded(x.reshape(-1), 0, longest * self.size)
+        sizes = [longest] * self.size
+        pieces = self._scattered(flat, 0, sizes, sizes, where, "all_reduce")
+        whole = self.all_gather(_combined(pieces, reduction), 0, sizes, where=where)
+        return whole[: x.numel()].view(x.shape)
+
+    def _reduced(self, x: torch.Tensor, reduction: str, where: str) -> torch.Tensor:
+        """Combine members as the library does."""
+        travels = self._travelling(x)
+        self._wait(
+            "all_reduce",
+            where,
+            lambda: dist.all_reduce(
+                travels, _OPERATIONS[reduction], group=self.process_group, async_op=True
+            ),
+        )
+        return travels.to(x.dtype)
 
     def _extreme(self, x: torch.Tensor, reduction: str, where: str) -> torch.Tensor:
         stacked = self._gathered(x.contiguous(), where)
@@ -213,6 +218,17 @@ class Group:
         )
         return result if self._in_order else result[self._to_member]
 
+    def _scattered(
+        self, x: torch.Tensor, dim: int, sizes: Sequence[int], counts: Sequence[int], where: str,
+        collective: str,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Send each member its piece of a tensor; return what they sent, of lengths `counts`."""
+        parts = list(torch.split(x, list(sizes), dim))
+        in_row = dim == 0 and self._in_order and x.is_contiguous()
+        return self._exchanged(
+            parts, counts, dim, where, collective, _as_bytes(x) if in_row else None
+        )
+
     def _exchanged(
         self,
         parts: list[torch.Tensor],
@@ -220,13 +236,20 @@ class Group:
         dim: int,
         where: str,
         collective: str,
-        like: torch.Tensor | None = None,
+        packed: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
-        """Send each member its part; return what they sent, of lengths `sizes` along `dim`."""
-        model = parts[self.index] if like is None else like
+        """Send each member its part; return what they sent, of lengths `sizes` along `dim`.
+
+        `packed` has the bytes of all parts in the order of the process group, if there is such a
+        tensor.
+        """
+        model = parts[self.index]
         shapes = [[*model.shape[:dim], size, *model.shape[dim + 1 :]] for size in sizes]
         order = sorted(range(self.size), key=self._to_member.__getitem__)
-        sent = torch.cat([_as_bytes(parts[member].contiguous()).reshape(-1) for member in order])
+        if packed is None:
+            rows = [_as_bytes(parts[member].contiguous()).reshape(-1) for member in order]
+            packed = torch.cat(rows)
+        sent = packed.view(-1)
         width = model.element_size()
         counts = [math.prod(shape) * width for shape in shapes]
         received = sent.new_empty(sum(counts))

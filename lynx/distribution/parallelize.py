@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -136,6 +138,27 @@ def _check_inputs(model: torch.nn.Module, plan: Plan) -> None:
     Plan(tuple(heads)).check(names, "inputs")
 
 
+def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of a function or method for which Dynamo compiles anew.
+
+    Stand-ins of two models of one class look alike, but plans and meshes may differ, of which
+    Dynamo's guards know nothing; it keeps what it compiled with the code object.
+    """
+    if isinstance(function, types.MethodType):
+        return types.MethodType(_apart(function.__func__), function.__self__)
+    if not isinstance(function, types.FunctionType):
+        return function
+    made = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return functools.update_wrapper(made, function)
+
+
 @dataclass
 class _Forward:
     """Calls the compiled forward of a model with stand-ins for its parameters and inputs."""
@@ -151,7 +174,7 @@ class _Forward:
         original = self.model.forward
         self.signature = inspect.signature(original)
         self.compiled: Callable[..., Any] = torch.compile(
-            original, backend="lynx", fullgraph=True, dynamic=False, **self.compile_options
+            _apart(original), backend="lynx", fullgraph=True, dynamic=False, **self.compile_options
         )
         self.__signature__ = self.signature
         self.run: Callable[..., Any] = torch.compiler.disable(self._run)  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from lynx.ir.errors import CompileError
 from lynx.ir.printer import print_graph
 from lynx.ir.sharding import Sharding, replicated
 from lynx.ir.types import TensorType
+from lynx.ir.verifier import verify
 from lynx.passes import PassContext, Remark
 from lynx.passes.distribution.annotations import (
     INPUT_PRIORITY,
@@ -25,9 +26,13 @@ from lynx.passes.distribution.annotations import (
     Annotation,
     Annotations,
 )
+from lynx.passes.distribution.assign_buckets import assign_buckets, summary
+from lynx.passes.distribution.cost import Costs
 from lynx.passes.distribution.distribute import Distributed, distribute
 from lynx.passes.distribution.explain import Words
+from lynx.passes.distribution.gathers_ahead import gather_ahead
 from lynx.passes.distribution.localize import localize
+from lynx.passes.distribution.overlap import target_of
 from lynx.settings import Settings
 
 from .agreement import Agreement
@@ -114,7 +119,7 @@ class DistributedStep:
         if self.settings.distribution == "auto":
             try:
                 found = self._laid_out(graph, frame, context)
-                typed = found.graph
+                typed = self._in_buckets(found.graph, context)
                 local = without_constraints(localize(typed, self.groups.coordinates))
             except CompileError as error:
                 if self.settings.strict:
@@ -135,6 +140,19 @@ class DistributedStep:
 
         self._remember(frame)
         return LocalGraph(without_constraints(graph), wrap)
+
+    def _in_buckets(self, typed: Graph, context: PassContext) -> Graph:
+        """Return the program of the mesh in which small tensors travel together."""
+        costs = Costs(target_of("", self.groups.device_mesh.device_type), typed.mesh)
+        try:
+            result = gather_ahead(assign_buckets(typed, costs))
+            verify(result)
+        except Exception as error:  # a program without buckets is as right, and only slower
+            context.remarks.append(Remark("mesh", f"each tensor travels alone: {error}"))
+            return typed
+        if text := summary(result):
+            context.remarks.append(Remark("mesh", text))
+        return result
 
     def _layout(self, kind: str, frame: Frame, found: Distributed) -> GraphLayout:
         """Keep how the values of a graph lie, under names that the user knows."""

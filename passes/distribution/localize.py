@@ -229,7 +229,8 @@ class _Localizer:
             case Shard():
                 return self._shard(op, x)
             case AllReduce():
-                return self._emit(LocalAllReduce(x, op.axes, op.reduction, loc=op.loc))
+                made = LocalAllReduce(x, op.axes, op.reduction, bucket=op.bucket, loc=op.loc)
+                return self._emit(made)
             case AllGather():
                 return self._all_gather(op, x)
             case ReduceScatter():
@@ -242,14 +243,16 @@ class _Localizer:
         blocks = self._blocks(op.x, op.dim)
         sizes, index = self._sizes(op, op.x, op.dim), self._index(op.axes)
         x, dim = self._apart(x, op.dim, blocks, op.loc)
-        made = self._emit(LocalAllGather(x, op.axes, dim, sizes, index, loc=op.loc))
-        return self._together(made, op.dim, blocks, op.loc)
+        made = LocalAllGather(x, op.axes, dim, sizes, index, bucket=op.bucket, loc=op.loc)
+        return self._together(self._emit(made), op.dim, blocks, op.loc)
 
     def _reduce_scatter(self, op: ReduceScatter, x: Value) -> Value:
         blocks = self._blocks(op.out, op.dim)
         sizes, index = self._sizes(op, op.out, op.dim), self._index(op.axes)
         x, dim = self._apart(x, op.dim, blocks, op.loc)
-        made = LocalReduceScatter(x, op.axes, dim, sizes, index, op.reduction, loc=op.loc)
+        made = LocalReduceScatter(
+            x, op.axes, dim, sizes, index, op.reduction, bucket=op.bucket, loc=op.loc
+        )
         return self._together(self._emit(made), op.dim, blocks, op.loc)
 
     def _all_to_all(self, op: AllToAll, x: Value) -> Value:

@@ -17,7 +17,7 @@ from lynx.ir.ops.schedule import Start, Wait
 
 from .cost import Costs, bytes_of
 
-Priority = Callable[[Op], tuple[int, int]]
+Priority = Callable[[Op], tuple[int, ...]]
 """Smaller ones run first, among the ops that are ready."""
 
 
@@ -26,13 +26,15 @@ class Needs:
     """What must have run before an op: those that compute its operands, and `after` in order.
 
     Random ops and effects stay in order, and so do starts: on all lanes, unless `free`, which
-    keeps the order on each lane only.
+    keeps the order on each lane only. `due` is the position of an op; views, which cost nothing,
+    are due when something reads them, or at the end.
     """
 
     graph: Graph
     before: dict[Op, list[Op]]
     readers: dict[Op, list[Op]]
     positions: dict[Op, int]
+    due: dict[Op, int]
 
     @staticmethod
     def of(graph: Graph, *, free: bool = False) -> Needs:
@@ -51,7 +53,12 @@ class Needs:
         for op, needed_ops in before.items():
             for other in needed_ops:
                 readers[other].append(op)
-        return Needs(graph, before, readers, {op: n for n, op in enumerate(graph.ops)})
+        positions = {op: number for number, op in enumerate(graph.ops)}
+        due = dict(positions)
+        for op in reversed(graph.ops):
+            if op.is_view:
+                due[op] = min((due[reader] for reader in readers[op]), default=len(positions))
+        return Needs(graph, before, readers, positions, due)
 
 
 def _chain(op: Op, free: bool) -> str:
@@ -62,7 +69,7 @@ def _chain(op: Op, free: bool) -> str:
 
 def in_order(needs: Needs) -> Priority:
     """Run ops as the graph has them."""
-    return lambda op: (0, needs.positions[op])
+    return lambda op: (needs.due[op], needs.positions[op])
 
 
 def starts_first(needs: Needs) -> Priority:
@@ -77,7 +84,7 @@ def starts_first(needs: Needs) -> Priority:
                 numbers[op] = number
                 stack += needs.before[op]
     count = len(starts)
-    return lambda op: (numbers.get(op, count), needs.positions[op])
+    return lambda op: (numbers.get(op, count), needs.due[op], needs.positions[op])
 
 
 def scheduled(needs: Needs, costs: Costs, priority: Priority, limit: int) -> tuple[Op, ...]:
@@ -98,8 +105,8 @@ class _Lists:
         self.landing: dict[Op, float] = {}
         self.pending: dict[Op, None] = {}  # waits that are to go before their first reader
         self.starts: list[tuple[int, Start]] = []
-        self.ready: list[tuple[tuple[int, int], Op]] = []
-        self.late: list[tuple[float, tuple[int, int], Op]] = []
+        self.ready: list[tuple[tuple[int, ...], Op]] = []
+        self.late: list[tuple[float, tuple[int, ...], Op]] = []
         self.flying = 0
 
     def run(self) -> tuple[Op, ...]:

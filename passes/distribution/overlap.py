@@ -46,7 +46,7 @@ class ScheduleOverlap:
         if not any(isinstance(op, Start) for op in module.ops):
             return module
         check_mode(self.mode)
-        costs = Costs(target_of(self.target, context), module.mesh)
+        costs = Costs(target_of(self.target, context.target.device), module.mesh)
         before = play(module.ops, costs)
         ops, after = best_order(module, costs, self)
         context.remarks.append(Remark("schedule", _describe(before, after)))
@@ -62,9 +62,9 @@ def check_mode(mode: str) -> None:
         raise UsageError("unknown-mode", message)
 
 
-def target_of(name: str, context: PassContext) -> MeshTarget:
-    """Return a machine by name, or one like that of the context if the name is empty."""
-    usual = "cpu-gloo" if context.target.device == "cpu" else "h100"
+def target_of(name: str, device: str) -> MeshTarget:
+    """Return a machine by name, or if that is empty a usual one with such devices."""
+    usual = "cpu-gloo" if device == "cpu" else "h100"
     return read_target(name or usual)
 
 

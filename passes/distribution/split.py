@@ -51,8 +51,10 @@ class SplitCollectives:
                     mapping.update(zip(op.results, current.results, strict=True))
                 continue
             # Communication is never removed, doubled or reordered: all devices count alike.
-            start = start_of([dataclasses.replace(current, site=site)])
-            site += 1
+            if current.site < 0:
+                current = dataclasses.replace(current, site=site)
+                site += 1
+            start = start_of([current])
             wait = Wait(start.results, start.xs, loc=op.loc)
             ops += [start, wait]
             mapping.update(zip(op.results, wait.results, strict=True))

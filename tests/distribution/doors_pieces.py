@@ -7,8 +7,11 @@ import copy
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from torch.distributed.tensor import DTensor
 
 import lynx
+from lynx.ir.ops.schedule import Start
+from lynx.passes import NAMED_PIPELINES
 from tests.distribution import doors
 
 
@@ -62,3 +65,55 @@ def in_pieces() -> list[str]:
         doors.close(a.grad, b.grad, "gradient")
     doors.close(model.patches.weight.grad, reference.patches.weight.grad, "gradient of patches")
     return doors.fallbacks()
+
+
+def one_class_two_plans() -> list[list[str]]:
+    """Distribute two models of one class otherwise: what one is compiled to does not serve both."""
+    torch.manual_seed(5)
+    reference, x = doors.Best(), torch.randn(4, 8)
+    found: list[list[str]] = []
+    for axis, plan in (("dp", {"inputs.*": "dp, _"}), ("tp", {"layer.weight": "tp, _"})):
+        doors.RECORDS.reset()
+        on = doors.mesh((axis, 2))
+        model = lynx.parallelize(copy.deepcopy(reference), on, plan, options=doors.STRICT)
+        doors.close(model(x), reference(x), axis)
+        graphs = [graph.distributed for graph in doors.RECORDS.graphs]
+        found.append([str(graph.mesh) for graph in graphs if graph is not None])
+    return found
+
+
+def buckets_change_no_bit(plan: str) -> list[str]:
+    """Train with what travels in buckets, and with each tensor alone: all bits are the same.
+
+    Returns what is said of buckets.
+    """
+    alone = str(NAMED_PIPELINES["default"]).replace("start-buckets,", "")
+    processes = dist.get_world_size()
+    rules = doors.PLANS[plan][1]
+    models = []
+    said: list[str] = []
+    for options in ({}, {"pipeline": alone}):
+        doors.RECORDS.reset()
+        torch.manual_seed(6)
+        on = doors.mesh(("dp", processes))
+        given = doors.STRICT | options
+        model = lynx.parallelize(doors.GPT(), on, rules, options=given)
+        tokens = torch.randint(29, (2 * processes + 1, 7))
+        model(tokens, tokens.roll(-1, 1)).backward()
+        models.append(model)
+        graphs = [one.program.ops for one in doors.RECORDS.graphs]
+        counts = [len(op.xs) for ops in graphs for op in ops if isinstance(op, Start)]
+        assert (max(counts) > 1) == (not options)
+        said += [r.message for one in doors.RECORDS.graphs for r in one.remarks]
+    for (name, one), other in zip(
+        models[0].named_parameters(), models[1].parameters(), strict=True
+    ):
+        assert isinstance(one.grad, DTensor)
+        assert isinstance(other.grad, DTensor)
+        here, there = one.grad.to_local(), other.grad.to_local()
+        assert torch.equal(here, there), name
+        if plan == "ddp":  # all processes have the same
+            every = [torch.empty_like(here) for _ in range(processes)]
+            dist.all_gather(every, here)
+            assert all(torch.equal(here, part) for part in every), name
+    return [text for text in said if "travel in" in text]

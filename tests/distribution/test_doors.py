@@ -59,6 +59,19 @@ def test_rows_keys_and_windows_in_pieces(two: Processes) -> None:
     assert two.run(doors_pieces.in_pieces) == [[], []]
 
 
+def test_models_of_one_class_with_two_plans(two: Processes) -> None:
+    for first, second in two.run(doors_pieces.one_class_two_plans):
+        assert first == ["mesh @mesh(dp = 2)"]
+        assert second == ["mesh @mesh(tp = 2)"]
+
+
+@pytest.mark.parametrize(("plan", "kind"), [("ddp", "all_reduce"), ("fsdp", "reduce_scatter")])
+def test_buckets_change_no_bit(two: Processes, four: Processes, plan: str, kind: str) -> None:
+    for processes in (two, four) if plan == "ddp" else (two,):
+        for said in processes.run(doors_pieces.buckets_change_no_bit, plan):
+            assert any(f"{kind} over dp travel in" in text for text in said)
+
+
 def test_constraints(two: Processes) -> None:
     for said in two.run(doors.constraints):
         assert "unknown-axis" in said
