@@ -351,8 +351,9 @@ def _run(
             given[node] = value.detach().requires_grad_()
             leaves.append(given[node])
     Replay(nodes, drop, least=width).run(nodes, given)
-    for node in nodes if seen is not None else ():
-        seen.note(given[node])
+    if seen is not None:
+        for node in nodes:
+            seen.note(given[node])
     result = given[output]
     if not leaves or not result.requires_grad:
         return [result.detach(), *(torch.zeros_like(leaf) for leaf in leaves)]
