@@ -45,6 +45,7 @@ def lynx(
     """
     settings = read_settings(options, mode)
     parse_pipeline(settings.pipeline)  # so that a mistake in it is found before any work
+    distribution: DistributedStep | None = None
     try:
         for node in graph_module.graph.find_nodes(op="placeholder"):
             if has_no_memory(node):
@@ -61,6 +62,8 @@ def lynx(
         if settings.strict or isinstance(error, UsageError):
             raise
         RECORDS.warn(f"lynx leaves a graph to torch: {type(error).__name__}: {error}")
+        if distribution is not None and distribution.stands_in:
+            return distribution.uncompiled()
         return graph_module.forward
 
 
@@ -76,6 +79,7 @@ def _recognised(graph_module: torch.fx.GraphModule, settings: Settings) -> torch
 
 def _compile_distributed(step: DistributedStep, settings: Settings) -> Callable[..., Any]:
     """Compile the graph of the whole tensors; parts go in and come out."""
+    step.check_sizes()
     with tangents_by_memory_format():
         compiled = _compile(_recognised(step.module, settings), step.inputs, settings, step)
     return step.around(compiled)

@@ -64,6 +64,22 @@ class _Cut(torch.autograd.Function):
         return whole(grad, sharding, shape, groups, "the gradient of an input"), None, None
 
 
+class _Join(torch.autograd.Function):
+    """From the part that lies here to the whole tensor; each process has the whole gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, part: torch.Tensor, sharding: Sharding, shape: Sequence[int], groups: Groups
+    ) -> torch.Tensor:
+        ctx.lies = (sharding, groups)
+        return whole(part, sharding, shape, groups, "an input of a graph that torch runs")
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        sharding, groups = ctx.lies
+        return piece(grad, sharding, groups.mesh, groups.coordinates), None, None, None
+
+
 @dataclass(frozen=True)
 class Entrance:
     """How one input gets in: it lies as `sharding` says, of which DTensor says `placements`."""
@@ -86,6 +102,12 @@ class Entrance:
         if tensor.requires_grad and torch.is_grad_enabled():
             return _Cut.apply(tensor, self.sharding, self.groups)  # type: ignore[no-any-return, no-untyped-call]
         return piece(tensor, self.sharding, self.groups.mesh, self.groups.coordinates)
+
+    def join(self, part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """Return the whole tensor of a shape of which each process has entered its part."""
+        if self.sharding.is_replicated:
+            return part
+        return _Join.apply(part, self.sharding, tuple(shape), self.groups)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from lynx.compat import FakeTensor, storage_identity
 from lynx.ir.errors import CompileError
 
-from .torch_internals import local_part
+from .torch_internals import local_part, without_pending_sizes
 
 _METHODS = ("to_local", "redistribute", "full_tensor")
 
@@ -73,7 +73,7 @@ def plain_graph(
     fake = next((one for one in inputs if isinstance(one, FakeTensor)), None)
     if fake is None:
         raise CompileError("no-fake", "a graph without tensors as inputs")
-    with fake.fake_mode, torch.enable_grad():
+    with fake.fake_mode, torch.enable_grad(), without_pending_sizes(fake.fake_mode):
         _Values(result, fake.fake_mode).run(*inputs)
         _separate_outputs(result)
     result.recompile()

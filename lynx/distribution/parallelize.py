@@ -24,7 +24,7 @@ from .callers import user_location
 from .materialize import Materializer
 from .meshes import check_world
 from .plans import INPUTS, Plan, read_annotation, read_plan
-from .stand_ins import StandIn, stand_in
+from .stand_ins import StandIn, real_tensors, stand_in
 from .step import groups_of
 
 _M = TypeVar("_M", bound=torch.nn.Module)
@@ -197,7 +197,7 @@ class _Forward:
         }
         replaced = list(self._replace())
         try:
-            return self.compiled(*given, **named)
+            return real_tensors(self.compiled(*given, **named))
         finally:
             for table, key, tensor in replaced:
                 table[key] = tensor

@@ -14,6 +14,8 @@ import torch
 
 from lynx.passes.distribution.annotations import Annotation
 
+from .torch_internals import map_tensors
+
 
 @dataclass
 class StandIn:
@@ -43,3 +45,8 @@ def stand_in(real: torch.Tensor, annotation: Annotation | None = None) -> StandI
         plain = torch.nn.Parameter(plain, requires_grad=real.requires_grad)
     plain.lynx_annotation = annotation
     return StandIn(plain)
+
+
+def real_tensors(results: Any) -> Any:
+    """Return the results of a model, in which inputs and parameters may be, without stand-ins."""
+    return map_tensors(lambda tensor: getattr(tensor, "lynx_tensor", tensor), results)

@@ -51,7 +51,13 @@ from .meshes import (
 )
 from .names import input_names, title
 from .running import Boxed, agreed, entered, with_strides
-from .torch_internals import guard_on_shape, input_descriptors, output_descriptors
+from .torch_internals import (
+    guard_on_shape,
+    input_descriptors,
+    is_token,
+    output_descriptors,
+)
+from .uncompiled import Uncompiled
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,8 @@ class DistributedStep:
     saved: dict[str, Sharding] = field(default_factory=dict)
     levels: dict[str, Mapping[str, int]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    stands_in: bool = False
+    """Whether tensors without memory stand for distributed ones, so that torch cannot run it."""
     layout: GraphLayout | None = None
 
     def localize(
@@ -269,6 +277,8 @@ class DistributedStep:
     def _input(self, name: str, text: str) -> Sharding:
         """Return how an input lies; `CompileError` if nothing says it."""
         found = self.saved.get(name) or self.known.get(_source(text))
+        if found is None and is_token(text):
+            return replicated(1, self.groups.mesh)
         if found is None:
             raise CompileError("unknown-input", f"nothing says how '{name}' lies ({text})")
         return found
@@ -302,6 +312,25 @@ class DistributedStep:
             return tuple(results)
 
         return run
+
+    def check_sizes(self) -> None:
+        """Raise `CompileError` if data say how large a value is: it cannot be cut."""
+        for node in self.module.graph.nodes:
+            values = node.meta.get("example_value")
+            for value in values if isinstance(values, tuple | list) else (values,):
+                if isinstance(value, torch.Tensor) and not all(
+                    isinstance(size, int) for size in value.shape
+                ):
+                    shape = list(value.shape)
+                    raise CompileError(
+                        "unknown-size",
+                        f"'{node.name}' has the shape {shape}, which depends on data",
+                    )
+
+    def uncompiled(self) -> Callable[..., Any]:
+        """Return what runs in place of a graph that could not be compiled, on whole tensors."""
+        outputs, passing = self.distributed_outputs, self._passing()
+        return Uncompiled(self.module, self.entrances, outputs, passing, self.groups).function()
 
     def _exits(self) -> dict[int, Exit]:
         (node,) = self.module.graph.find_nodes(op="output")
@@ -362,7 +391,7 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
     outputs = tuple(stands_in or one for one in distributed)
     return DistributedStep(
         graph, plain, entrances, outputs, groups, settings, annotations, known,
-        names=input_names(module),
+        names=input_names(module), stands_in=stands_in,
     )  # fmt: skip
 
 

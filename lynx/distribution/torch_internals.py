@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ import torch._guards
 import torch.distributed
 import torch.distributed.distributed_c10d
 import torch.fx
+import torch.utils._pytree
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -82,6 +85,24 @@ def output_descriptors(module: torch.fx.GraphModule) -> list[str]:
     count = len(outputs) if isinstance(outputs, tuple | list) else 1
     given = node.meta.get("desc") or [None] * count
     return [_expression(one) for one in given]
+
+
+def is_token(descriptor: str) -> bool:
+    """Whether an input orders effects: it is no tensor, though its fake value is an empty one."""
+    return descriptor.startswith(("__forward_token", "__backward_token"))
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], results: Any) -> Any:
+    """Return the results of a model with a function applied to each tensor in them."""
+    return torch.utils._pytree.tree_map_only(torch.Tensor, function, results)
+
+
+def without_pending_sizes(fake_mode: Any) -> AbstractContextManager[None]:
+    """Let sizes that depend on data be drawn again while a graph runs once more on fake tensors."""
+    if fake_mode.shape_env is None:
+        return contextlib.nullcontext()
+    found: AbstractContextManager[None] = fake_mode.shape_env.ignore_fresh_unbacked_symbols()
+    return found
 
 
 def _expression(descriptor: Any) -> str:

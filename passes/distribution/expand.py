@@ -29,6 +29,7 @@ from lynx.passes.rewrite import NoMatch, Rule, rewrite, rule
 from . import attention_keys
 from .alternatives import alternative
 from .blocks import join_equal_blocks, slice_whole_block
+from .merged_scores import cuts_merged, take_scores_apart, take_scores_apart_backward
 from .propagate import Layouts
 from .row_pieces import ROW_RULES, row_pieces, rules_for
 from .shared_heads import cuts_groups, repeat_shared_heads, repeat_shared_heads_backward
@@ -74,6 +75,8 @@ EXPANSIONS: tuple[Rule, ...] = (
     *RULES,
     expand_mean,
     expand_dropout,
+    take_scores_apart,
+    take_scores_apart_backward,
     repeat_shared_heads,
     repeat_shared_heads_backward,
     slice_whole_block,
@@ -121,7 +124,7 @@ def _is_blocked(op: Op, layouts: Layouts) -> bool:
         cut = [*given, *(layouts.of(result) for result in op.results)]
         return any(sharding is not None and any(sharding.dims) for sharding in cut)
     if isinstance(op, Attending):
-        return cuts_groups(op, layouts)
+        return cuts_groups(op, layouts) or cuts_merged(op, layouts)
     if not any(sharding is not None and any(sharding.dims) for sharding in given):
         return False
     wider = alternative(op) or op
