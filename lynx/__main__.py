@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -178,12 +179,17 @@ def _pipeline_to_run(module: Graph | Program, text: str | None) -> Pipeline:
 def _summary(output: Value | None, actual: object, expected: object) -> str:
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return str(actual)
-    error = 0.0
-    if actual.numel():
-        error = float((actual.double() - expected.double()).abs().nan_to_num().max())
     type_ = "" if output is None else f"{output.type}, "
-    mean = float(actual.double().mean()) if actual.numel() else 0.0
-    return f"{type_}mean {mean:.6g}, off from the reference by {error:.3g}"
+    if not actual.numel():
+        return f"{type_}without elements"
+    ours, theirs = actual.double(), expected.double()
+    missing = ours.isnan() & theirs.isnan()
+    # Equal infinities have no difference; what is NaN on one side alone is infinitely far off.
+    error = (ours - theirs).abs().masked_fill(missing | (ours == theirs), 0.0)
+    off = float(error.nan_to_num(nan=math.inf, posinf=math.inf).max())
+    count = int(missing.sum())
+    note = f"; {count} of {actual.numel()} numbers are NaN in both" if count else ""
+    return f"{type_}mean {float(ours.mean()):.6g}, off from the reference by {off:.3g}{note}"
 
 
 def _symbols(text: str) -> dict[str, int]:

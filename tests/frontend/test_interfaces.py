@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from torch import nn
 
 import lynx
 import lynx.compiler
-from lynx.__main__ import main
+from lynx.__main__ import _summary, main
 from lynx.passes import PASSES, PassContext
 from lynx.records import RECORDS
 from lynx.settings import Settings, describe, read_settings
@@ -276,3 +277,31 @@ def test_no_compiled_graph_writes_denormals_to_zero() -> None:
     tiny = torch.full((4,), 1e-40)
     torch.compile(lambda x: x * 1, backend="lynx")(tiny)
     assert float((tiny * 1).sum()) > 0
+
+
+def test_what_is_no_number_is_said_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "graph.lynx"
+    file.write_text("graph @g(%a: f32[3]) { %0 = log %a : f32[3] return %0 }")
+    inputs = tmp_path / "inputs.pt"
+    torch.save([torch.tensor([-1.0, 1.0, 0.0])], inputs)
+    assert main(["run", str(file), "--inputs", str(inputs)]) == 0
+    shown = capsys.readouterr().out
+    assert "off from the reference by 0; 1 of 3 numbers are NaN in both" in shown
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "off"),
+    [
+        ([math.nan, 1.0], [0.0, 1.0], "inf"),
+        ([1.0, 1.0], [math.nan, 1.0], "inf"),
+        ([math.inf, 1.0], [math.inf, 0.5], "0.5"),
+        ([math.inf, 1.0], [-math.inf, 1.0], "inf"),
+    ],
+)
+def test_what_is_a_number_on_one_side_alone_is_infinitely_far_off(
+    ours: list[float], theirs: list[float], off: str
+) -> None:
+    text = _summary(None, torch.tensor(ours), torch.tensor(theirs))
+    assert text.endswith(f"off from the reference by {off}")
