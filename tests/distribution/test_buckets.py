@@ -252,3 +252,24 @@ def random_program(steps: list[tuple[str, int, int]]) -> Graph:
     outputs = ", ".join([*dict.fromkeys(cut), *dict.fromkeys(whole)])
     head = "graph @r(%a: f32[5 @ dp], %b: f32[5 @ dp], %c: f32[5] replicated) mesh @m(dp = 2) {"
     return parse_graph("\n".join([head, *lines, f"  return {outputs}", "}"]))
+
+
+PIECES = """
+graph @g(%x: f32[8 @ dp, 4], %y: f32[8, 4 @ dp]) mesh @m(dp = 2, tp = 2) {
+  %0 = sum %x {dims = [0]} : f32[4] + partial(sum: dp)
+  %1 = reduce_scatter %0 {axes = ["dp"], dim = 0} : f32[4 @ dp]
+  %2 = exp %1 : f32[4 @ dp]
+  %3 = all_gather %2 {axes = ["dp"], dim = 0} : f32[4] replicated
+  %4 = all_gather %y {axes = ["dp"], dim = 1} : f32[8, 4] replicated
+  %5 = all_gather %x {axes = ["dp"], dim = 0} : f32[8, 4] replicated
+  return %3, %4, %5
+}
+"""
+
+
+def test_nothing_waits_where_scattered_activations_lead_to_other_collectives() -> None:
+    assert numbers(PIECES) == [-1, -1, -1, -1]
+    last = PIECES.replace("%3 = all_gather %2", "%3 = all_gather %y").replace(
+        "dim = 0} : f32[4] replicated\n  %4", "dim = 1} : f32[8, 4] replicated\n  %4"
+    )
+    assert 0 in numbers(last.replace("return %3,", "return %2, %3,"))
