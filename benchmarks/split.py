@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ ATTENTION = ("attention", "attend")
 ALLOCATION = ("empty", "_take", "_give", "reinterpreted", "place", "restrided", "copied", "pack_")
 KINDS = ("products", "attention", "kernels", "torch")
 _LARGEST = 12
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass
@@ -179,6 +181,11 @@ def _number(dim: Dim) -> float:
     return float(dim) if isinstance(dim, int) else 0.0
 
 
+def _short(place: str) -> str:
+    """Return a place in a file without the folders that differ from machine to machine."""
+    return place.rpartition("/site-packages/")[2].removeprefix(f"{_ROOT}/")
+
+
 def where(options: Result, workload: Workload) -> Result:
     """Measure where the time of a step of Lynx goes."""
 
@@ -242,7 +249,7 @@ def _largest(timed: Sequence[Timed], steps: int) -> list[dict[str, Any]]:
             "calls": sum(item.calls for item in items) / steps,
             "seconds": sum(item.seconds for item in items) / steps,
             "limit": sum(item.limit * item.calls for item in items) / steps,
-            "place": items[0].place,
+            "place": _short(items[0].place),
         }
         for (kind, label), items in found.items()
     ]

@@ -140,3 +140,12 @@ def test_types_check(tmp_path: Path) -> None:
     refused = check_types(installed).stdout
     assert "[no-untyped-def]" in refused
     assert "[assignment]" in refused
+
+
+def test_results_name_no_folders_of_a_machine() -> None:
+    found = [
+        path.name
+        for path in (ROOT / "benchmarks/results").rglob("*.json")
+        if re.search(r'"/[^"/]+/[^"]*\.py', path.read_text(encoding="utf-8"))
+    ]
+    assert not found
