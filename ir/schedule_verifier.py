@@ -4,6 +4,8 @@
     that it fills and all that it reads, so that this memory is kept until then.
 2.  What is in flight is read by the wait only, and does not leave the graph (`in-flight`).
 3.  A lane belongs to the groups along some mesh axes, and those to one lane (`bad-lane`).
+4.  What travels in one bucket comes one after the other, with no other communication in between
+    (`split-bucket`), so that there is no question when the bucket starts.
 
 That nothing else is written there in the meantime follows, since the wait reads the memory.
 """
@@ -12,6 +14,8 @@ from __future__ import annotations
 
 from .core import Graph, Op
 from .errors import CompileError
+from .ops.collective import Collective
+from .ops.communication import Communication
 from .ops.schedule import Start, Wait
 from .printer import format_op
 from .program import Program
@@ -37,6 +41,20 @@ def verify_schedule(graph: Graph) -> None:
             raise _error("not-waited", "nobody waits for what this starts", start)
         if not set(start.results).isdisjoint(graph.uses):
             raise _error("in-flight", "what may not have arrived leaves the graph", start)
+    _check_buckets(graph)
+
+
+def _check_buckets(graph: Graph) -> None:
+    closed: set[int] = set()
+    current = -1
+    for op in graph.ops:
+        if isinstance(op, Communication) or (isinstance(op, Collective) and op.needs_communication):
+            if op.bucket != current:
+                closed.add(current)
+                current = op.bucket
+            if current >= 0 and current in closed:
+                message = f"other communication comes before this in bucket {current}"
+                raise _error("split-bucket", message, op)
 
 
 def _check_lane(op: Start, lanes: dict[str, tuple[str, ...]]) -> None:

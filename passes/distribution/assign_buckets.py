@@ -48,12 +48,8 @@ class Bucket:
 def assign_buckets(graph: Graph, costs: Costs, limit: int = LIMIT) -> Graph:
     """Return the graph with the members of each bucket side by side, and its number on them.
 
-    A bucket is as large as transfers get more efficient by the costs, at most `limit` bytes. Where
-    pieces of sequences are gathered and scattered between ops, nothing waits for anything else:
-    devices would not always start buckets and what is in none in the same order.
+    A bucket is as large as transfers get more efficient by the costs, at most `limit` bytes.
     """
-    if _passes_pieces(graph):
-        return graph
     found = [one for one in _buckets(graph, costs, limit) if len(one.members) > 1]
     return _Arranging(graph, found).run() if found else graph
 
@@ -96,18 +92,6 @@ def _buckets(graph: Graph, costs: Costs, limit: int) -> list[Bucket]:
         bucket.size += size
         bucket.deadline = min(bucket.deadline, reads.get(op.out, bucket.deadline))
     return found
-
-
-def _passes_pieces(graph: Graph) -> bool:
-    """Whether what is scattered leads to other collectives: activations, and no gradients."""
-    scattered: set[Value] = set()
-    for op in graph.ops:
-        follows = not scattered.isdisjoint(op.operands)
-        if follows and isinstance(op, Collective):
-            return True
-        if follows or isinstance(op, ReduceScatter):
-            scattered.update(op.results)
-    return False
 
 
 def _is_known(op: Collective) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Hashable
 
 from lynx.ir.core import Graph, Op
-from lynx.ir.ops.collective import AllGather
+from lynx.ir.ops.collective import AllGather, Collective
 
 from .assign_buckets import first_reads, made_of_inputs, payload
 
@@ -19,7 +20,8 @@ def gather_ahead(graph: Graph, limit: int = LIMIT) -> Graph:
 
     Each comes before the first op that reads what the one before it over the same axes gives, as in
     FSDP of PyTorch (Zhao et al. 2023, section 3.3.2): it travels while that op and those after it
-    run. What would take more than `limit` bytes stays where it is.
+    run. What would take more than `limit` bytes stays where it is, and so does a bucket that holds
+    anything else: its members stay together.
     """
     early = _places(graph, limit)
     if not early:
@@ -35,14 +37,10 @@ def gather_ahead(graph: Graph, limit: int = LIMIT) -> Graph:
 
 def _places(graph: Graph, limit: int) -> dict[int, list[AllGather]]:
     """Return which gathers come before an op, by its position."""
-    reads, inputs = first_reads(graph), made_of_inputs(graph)
+    reads = first_reads(graph)
     groups: dict[tuple[str, ...], list[list[AllGather]]] = {}
-    for op in graph.ops:
-        if isinstance(op, AllGather) and op.x in inputs:
-            known = groups.setdefault(op.axes, [])
-            if op.bucket < 0 or not known or known[-1][0].bucket != op.bucket:
-                known.append([])
-            known[-1].append(op)
+    for group in _gathers(graph):
+        groups.setdefault(group[0].axes, []).append(group)
     found: dict[int, list[AllGather]] = {}
     for known in groups.values():
         for before, group in itertools.pairwise(known):
@@ -50,6 +48,17 @@ def _places(graph: Graph, limit: int) -> dict[int, list[AllGather]]:
             if place is not None and sum(payload(op, graph.mesh) for op in group) <= limit:
                 found.setdefault(place, []).extend(group)
     return found
+
+
+def _gathers(graph: Graph) -> list[list[AllGather]]:
+    """Return the gathers of inputs, those of a bucket together; none of a bucket with others."""
+    inputs = made_of_inputs(graph)
+    groups: dict[Hashable, list[Collective]] = {}
+    for op in graph.ops:
+        if isinstance(op, Collective):
+            groups.setdefault(op.bucket if op.bucket >= 0 else op, []).append(op)
+    gathers = ([op for op in group if isinstance(op, AllGather)] for group in groups.values())
+    return [group for group in gathers if group and all(op.x in inputs for op in group)]
 
 
 def _emit(op: Op, ops: list[Op], done: set[Op]) -> None:

@@ -23,8 +23,9 @@ class StartBuckets:
     """Replace the communication of each bucket by one start and one wait.
 
     Which bucket it is in stands on each: see `lynx.passes.distribution.assign_buckets`. It runs
-    first, while the ops of all devices still depend on each other alike. What is in no bucket is
-    left as it is, and so is everything if something goes wrong.
+    first, while the members of a bucket follow each other: what depends on what differs among
+    devices, since a piece may be empty, and must not decide when a bucket starts. What is in no
+    bucket is left as it is, and so is everything if something goes wrong.
     """
 
     name: ClassVar[str] = "start-buckets"

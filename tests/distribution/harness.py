@@ -30,9 +30,16 @@ from lynx.ir.core import Graph
 from lynx.ir.ops.collective import Collective
 from lynx.ir.sharding import Mesh, Sharding, parse_sharding, replicated
 from lynx.ir.types import TensorType
+from lynx.ir.verifier import verify
 from lynx.pass_context import pass_context
+from lynx.passes import PassContext, parse_pipeline
 from lynx.passes.distribution.annotations import Annotation, Annotations
+from lynx.passes.distribution.assign_buckets import assign_buckets
+from lynx.passes.distribution.cost import Costs
 from lynx.passes.distribution.distribute import Distributed, distribute
+from lynx.passes.distribution.gathers_ahead import gather_ahead
+from lynx.passes.distribution.machine import read_target
+from lynx.passes.distribution.ranks import verify_schedules
 
 Plan = Mapping[str, str]
 _MEMBER = re.compile(r"_(?:modules|parameters|buffers)\b")
@@ -241,8 +248,22 @@ def check(captured: Captured, mesh: Mesh, plan: Plan, tolerance: float = 1e-5) -
     return laid
 
 
+STARTED = parse_pipeline("start-buckets,fuse,split-collectives")
+_COSTS = read_target("cpu-gloo")
+
+
+def verify_order(graph: Graph) -> None:
+    """Raise unless all devices start the communication of a laid out graph in one order."""
+    together = gather_ahead(assign_buckets(graph, Costs(_COSTS, graph.mesh)))
+    verify(together)
+    verify_schedules(together, lambda local: STARTED.run(local, PassContext()))
+
+
 def compare(stage: Stage, graph: Graph, tolerance: float) -> None:
-    """Run one graph on a mesh and on one device, and compare outputs and changed inputs."""
+    """Run one graph on a mesh and on one device, and compare outputs and changed inputs.
+
+    All devices must communicate in one order too, with buckets.
+    """
     seed = torch.get_rng_state()
     torch.set_rng_state(stage.seed)
     wanted = [*_flat(evaluate(stage.graph, list(map(_copy, stage.values))))]
@@ -258,6 +279,7 @@ def compare(stage: Stage, graph: Graph, tolerance: float) -> None:
     for name, value, other in zip(names, wanted, found, strict=True):
         scale = max(scales[_group(name)], _size(value)) if _is_real(value) else 0.0
         _compare(name, value, other, tolerance * scale)
+    verify_order(graph)
 
 
 def _group(name: str) -> str:
