@@ -14,6 +14,7 @@ from typing import Any
 
 from lynx.backends.c import PRODUCTS
 from lynx.ir.errors import UsageError
+from lynx.records import RECORDS
 
 MODES: Mapping[str, Mapping[str, Any]] = {
     "default": {"pipeline": "default"},
@@ -29,6 +30,16 @@ ATTENTION = ("auto", "none")
 DISTRIBUTION = ("auto", "gather")
 
 CPU_KERNELS = ("c", "triton", "none")
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "cpu_kernels": CPU_KERNELS,
+    "attention": ATTENTION,
+    "products": PRODUCTS,
+    "distribution": DISTRIBUTION,
+}
+
+_OF_TESTS = ("LYNX_TEST_", "LYNX_FUZZ")
+"""How the names begin of what the test suite reads."""
 
 
 def _setting(default: Any, environment: str, help: str) -> Any:  # noqa: A002 - the natural name
@@ -104,19 +115,8 @@ class Settings:
     progress: bool = _setting(True, "LYNX_PROGRESS", "show progress of long work on a terminal")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.debug <= 4:
-            raise UsageError("bad-option", f"option 'debug' takes 0 to 4, got {self.debug}")
-        choices = {
-            "cpu_kernels": CPU_KERNELS,
-            "attention": ATTENTION,
-            "products": PRODUCTS,
-            "distribution": DISTRIBUTION,
-        }
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in known:
-                message = f"option '{name}' takes {', '.join(known)}, got {value!r}"
-                raise UsageError("bad-option", message)
+        for setting in dataclasses.fields(self):
+            _check_choice(f"option '{setting.name}'", setting.name, getattr(self, setting.name))
 
     @property
     def reproducers(self) -> str:
@@ -134,13 +134,19 @@ def read_settings(
     mode: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Return the settings from options, a mode and the environment; `UsageError` on a bad one."""
+    """Return the settings from options, a mode and the environment; `UsageError` on a bad one.
+
+    A variable of the environment that looks like one of Lynx's and is none gives a warning.
+    """
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
     for setting in dataclasses.fields(Settings):
         name = setting.metadata["environment"]
         if name in environment:
-            values[setting.name] = _parse(name, environment[name], type(setting.default))
+            value = _parse(name, environment[name], type(setting.default))
+            _check_choice(name, setting.name, value)
+            values[setting.name] = value
+    _warn_of_unknown(environment)
     if mode is not None:
         values.update(_settings_of_mode(mode))
     known = {setting.name: setting for setting in dataclasses.fields(Settings)}
@@ -150,6 +156,22 @@ def read_settings(
             raise UsageError("unknown-option", f"unknown option {key!r}{suggest(name, known)}")
         values[name] = _checked(key, value, type(known[name].default))
     return Settings(**values)
+
+
+def _check_choice(what: str, name: str, value: Any) -> None:
+    """Raise `UsageError` unless a setting can have a value; `what` says where that came from."""
+    known = _CHOICES.get(name)
+    if known is not None and value not in known:
+        raise UsageError("bad-option", f"{what} takes {', '.join(known)}, got {value!r}")
+    if name == "debug" and not 0 <= value <= 4:
+        raise UsageError("bad-option", f"{what} takes 0 to 4, got {value}")
+
+
+def _warn_of_unknown(environment: Mapping[str, str]) -> None:
+    known = [setting.metadata["environment"] for setting in dataclasses.fields(Settings)]
+    for name in sorted(environment):
+        if name.startswith("LYNX_") and name not in known and not name.startswith(_OF_TESTS):
+            RECORDS.warn(f"lynx: there is no setting {name}{suggest(name, known)}")
 
 
 def _user_cache_folder(environment: Mapping[str, str]) -> str:

@@ -66,7 +66,19 @@ def test_settings_from_the_environment_and_from_options() -> None:
     for text in ("much", "²", "-1", "1.5", ""):
         with pytest.raises(lynx.UsageError, match=f"LYNX_DEBUG takes a number, got '{text}'"):
             read_settings(environment={"LYNX_DEBUG": text})
+    with pytest.raises(lynx.UsageError, match="LYNX_DEBUG takes 0 to 4, got 7"):
+        read_settings(environment={"LYNX_DEBUG": "7"})
+    with pytest.raises(lynx.UsageError, match=r"LYNX_PRODUCTS takes auto, .*, got 'mine'"):
+        read_settings(environment={"LYNX_PRODUCTS": "mine"})
     assert "LYNX_DUMP_DIR" in describe()
+
+
+def test_variables_that_are_no_settings_give_a_warning() -> None:
+    with pytest.warns(RuntimeWarning, match="no setting LYNX_DEBUGG; did you mean 'LYNX_DEBUG'"):
+        read_settings(environment={"LYNX_DEBUGG": "2"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_settings(environment={"LYNX_TEST_PROGRAMS": "20", "LYNX_FUZZ": "1", "DEBUG": "1"})
 
 
 def test_debug_ladder(capfd: pytest.CaptureFixture[str]) -> None:
