@@ -73,9 +73,10 @@ class Explanation:
         if self.fallbacks:
             lines += ["", "left to torch:"]
             lines += [f"  {op:<40} {reason}{_at(place)}" for op, reason, place in self.fallbacks]
-        if self.remarks:
-            lines += ["", "remarks:"]
-            lines += [f"  {r.subject}: {r.message}{_at(str(r.loc))}" for r in self.remarks]
+        for record in self.graphs:
+            if record.remarks:
+                lines += ["", f"remarks on {record.name}:"]
+                lines += [f"  {r.subject}: {r.message}{_at(str(r.loc))}" for r in record.remarks]
         return "\n".join(lines)
 
 
