@@ -38,6 +38,7 @@ from lynx.settings import Settings
 from .agreement import Agreement
 from .border import Entrance, Exit
 from .constraints import check_constraints, without_constraints
+from .discovery import reason_of
 from .gathering import gathered
 from .graphs import check_calls, plain_graph, plain_inputs
 from .groups import Groups
@@ -180,7 +181,8 @@ class DistributedStep:
             if value is not None
         }
         saved |= {value.name: value for value in prepared.inputs}
-        self.layout = GraphLayout(kind, found, inputs, outputs, saved, Words(dict(pairs)), before)
+        words = Words(dict(pairs), reason_of)
+        self.layout = GraphLayout(kind, found, inputs, outputs, saved, words, before)
         return self.layout
 
     def _laid_out(self, graph: Graph, frame: Frame, context: PassContext) -> Distributed:

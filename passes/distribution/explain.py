@@ -186,7 +186,8 @@ def _needed(op: Collective, cause: Cause, dim: int, found: Distributed, words: W
     if isinstance(axis, Window):
         return f"{text} slides windows along dimension {dim}"
     if not axis or any(not is_divisible(space, factor) for factor in axis):
-        return f"{text} needs the whole of dimension {dim}{_kind(space, axis)}"
+        tried = " (its rule was found by trials)" if isinstance(user, Aten) and user.rule else ""
+        return f"{text} needs the whole of dimension {dim}{_kind(space, axis)}{tried}"
     splits = found.partitioned.splits[user]
     for factor, split in splits.items():
         if factor not in axis and set(op.axes).intersection(split.axes):

@@ -1,0 +1,114 @@
+"""Run something in a process of its own, where it can crash, hang or write into memory.
+
+The process is a fork, as those of torch's data loaders are, so that it knows all operators of the
+user; it uses one thread and the CPU alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+try:
+    import resource
+except ImportError:  # where there are no forks either
+    resource = None  # type: ignore[assignment]
+
+Send = Callable[[Any], None]
+_END = b""
+_LENGTH = 8
+
+
+@dataclass
+class Finished:
+    """What a process has sent, and how it ended: by itself, or else by what."""
+
+    sent: list[Any] = field(default_factory=list)
+    failure: str = ""
+
+
+def run_apart(work: Callable[[Send], None], limit: float) -> Finished:
+    """Run a function in a fork of this process, and return what it sends, within `limit` seconds.
+
+    What it raises ends it like a crash.
+    """
+    if not hasattr(os, "fork"):
+        return Finished(failure="it cannot run in a process of its own")
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that threads do not come along
+        child = os.fork()
+    if child == 0:
+        _be_child(work, writing)
+    os.close(writing)
+    try:
+        return _listen(reading, child, time.monotonic() + limit)
+    finally:
+        os.close(reading)
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
+
+
+def _be_child(work: Callable[[Send], None], writing: int) -> None:
+    """Do the work and end the process, whatever happens, without leaving anything behind."""
+    try:
+        faulthandler.disable()
+        if resource is not None:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        torch.set_num_threads(1)
+        work(lambda message: _send(writing, pickle.dumps(message)))
+        _send(writing, _END)
+    finally:
+        os._exit(0)
+
+
+def _send(writing: int, data: bytes) -> None:
+    left = memoryview(len(data).to_bytes(_LENGTH, "big") + data)
+    while left:
+        left = left[os.write(writing, left) :]
+
+
+def _listen(reading: int, child: int, end: float) -> Finished:
+    """Read messages until the last one, the end of the process, or the time limit."""
+    finished, data = Finished(), bytearray()
+    while time.monotonic() < end:
+        is_over = _is_over(child)
+        ready, _, _ = select.select([reading], [], [], 0.0 if is_over else 0.05)
+        chunk = os.read(reading, 1 << 16) if ready else b""
+        data += chunk
+        while len(data) >= _LENGTH:
+            stop = _LENGTH + int.from_bytes(data[:_LENGTH], "big")
+            if len(data) < stop:
+                break
+            message = bytes(data[_LENGTH:stop])
+            del data[:stop]
+            if message == _END:
+                return finished
+            finished.sent.append(pickle.loads(message))
+        if is_over and not chunk:
+            finished.failure = "it crashed"
+            return finished
+    finished.failure = "it took too long"
+    return finished
+
+
+def _is_over(child: int) -> bool:
+    """Whether the process has ended; it stays to be waited for."""
+    try:
+        found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return found is not None
