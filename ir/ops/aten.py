@@ -13,7 +13,6 @@ from lynx.ir.space import IterationSpace
 from lynx.ir.space_rules import SpaceRule, cut_shape, parse_rule, rule_of
 from lynx.ir.types import DType, ScalarType, TensorType, Type
 
-
 _parsed = functools.cache(parse_rule)
 
 

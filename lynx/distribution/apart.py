@@ -28,6 +28,7 @@ except ImportError:  # where there are no forks either
 Send = Callable[[Any], None]
 _END = b""
 _LENGTH = 8
+_MOST_FILES = 1 << 16
 
 
 @dataclass
@@ -50,7 +51,7 @@ def run_apart(work: Callable[[Send], None], limit: float) -> Finished:
         warnings.simplefilter("ignore", DeprecationWarning)  # that threads do not come along
         child = os.fork()
     if child == 0:
-        _be_child(work, writing)
+        _be_child(work, writing, limit)
     os.close(writing)
     try:
         return _listen(reading, child, time.monotonic() + limit)
@@ -62,12 +63,20 @@ def run_apart(work: Callable[[Send], None], limit: float) -> Finished:
             os.waitpid(child, 0)
 
 
-def _be_child(work: Callable[[Send], None], writing: int) -> None:
-    """Do the work and end the process, whatever happens, without leaving anything behind."""
+def _be_child(work: Callable[[Send], None], writing: int, limit: float) -> None:
+    """Do the work and end the process, whatever happens, without leaving anything behind.
+
+    Connections are closed, so that peers learn of it if the process that was forked dies; then an
+    alarm ends this one.
+    """
     try:
         faulthandler.disable()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, limit + 1)
         if resource is not None:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.closerange(3, writing)
+        os.closerange(writing + 1, min(os.sysconf("SC_OPEN_MAX"), _MOST_FILES))
         torch.set_num_threads(1)
         work(lambda message: _send(writing, pickle.dumps(message)))
         _send(writing, _END)

@@ -54,7 +54,9 @@ def _with_row(value: float, at: int, inner: _Draw = _normal) -> _Draw:
         x = inner(shape, dim, generator)
         if dim is not None and shape[dim]:
             row = x.select(dim, at % shape[dim])
-            row.copy_(torch.full_like(row, value) if not 0 < abs(value) < torch.inf else row * value)
+            row.copy_(
+                torch.full_like(row, value) if not 0 < abs(value) < torch.inf else row * value
+            )
         return x
 
     return draw

@@ -122,9 +122,7 @@ class Trials:
                 return self._said(form, cuts, *found) is not Said.WRONG
         return False
 
-    def trial(
-        self, form: Form, factor: Factor, kind: str, partitions: Sequence[Partition]
-    ) -> Said:
+    def trial(self, form: Form, factor: Factor, kind: str, partitions: Sequence[Partition]) -> Said:
         """Return what values of one kind say of ways to cut a factor."""
         found = self.outcome(form, kind, factor)
         said = Said.NOTHING

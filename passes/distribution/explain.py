@@ -177,7 +177,8 @@ def _needed(op: Collective, cause: Cause, dim: int, found: Distributed, words: W
         }.get(cause.end, _own_place(cause, found, words))
     user, position = cause.user, cause.position
     if isinstance(user, Constrain):
-        return f"lynx.constrain{place(user.loc)} says '{user.sharding}'"
+        who = f"lynx.constrain{place(user.loc)}" if user.loc.is_known else "the plan"
+        return f"{who} says '{user.sharding}'"
     text = described(user)
     space = found.partitioned.spaces.get(user)
     if space is None:

@@ -52,6 +52,24 @@ def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x) * scale
 
 
+@scaled.register_fake
+def _(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _saved(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x, scale = ctx.saved_tensors
+    y = torch.tanh(x)
+    return grad * scale * (1 - y * y), (grad * y).sum(0)
+
+
+scaled.register_autograd(_gradients, setup_context=_saved)
+
+
 @torch.library.custom_op("lynx_trials::correlate", mutates_args=())
 def correlate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Sums over a batch and a sequence."""
