@@ -39,7 +39,7 @@ _TRUSTED = ("aten", "prims")
 """Operators of torch itself do the same in all sizes; others are tried in their own."""
 _COMMUNICATING = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 _LAYOUT = ("as_strided", "as_strided_copy", "as_strided_scatter", "set_", "resize")
-_MOST_SECONDS = 60.0
+_MOST_SECONDS = 30.0
 _MOST_TRIED = 1 << 20
 _MOST_CONFIRMED = 1 << 18
 _MOST_FOREIGN = 1 << 24
@@ -48,6 +48,7 @@ _SEEN = (5, 7)
 """Sizes that a dimension is given to see which others follow."""
 
 _KNOWN: dict[str, FoundRule] = {}
+_BROKEN: list[str] = []
 _NOTHING = "in trials no pieces of its results were its results for pieces"
 
 
@@ -100,7 +101,12 @@ def _searched(op: Aten) -> FoundRule:
     known: dict[int, Factor | None] = {}
     end = time.monotonic() + _MOST_SECONDS
     while True:
+        if _BROKEN:
+            return FoundRule(reason=_BROKEN[0])
         finished = run_apart(functools.partial(_search, op, known), end - time.monotonic())
+        if not finished.sent:  # not even that it has begun
+            _BROKEN.append(f"processes for trials do not work here: {finished.failure}")
+            continue
         started = -1
         for message in finished.sent:
             if isinstance(message, FoundRule):
@@ -130,6 +136,8 @@ def _search(op: Aten, known: dict[int, Factor | None], send: Send) -> None:
             send(FoundRule(text, "" if text else _NOTHING))
         except GivingUpError as error:
             send(FoundRule(reason=str(error)))
+        except Exception as error:  # what an operator gives may be something that nobody foresaw
+            send(FoundRule(reason=f"it cannot be tried out ({type(error).__name__})"))
 
 
 def _refusal(op: Aten) -> str:

@@ -25,8 +25,12 @@ def _unit(shape: Shape, dim: int | None, generator: torch.Generator) -> torch.Te
     return torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu") * 2 - 1
 
 
-def _positive(shape: Shape, dim: int | None, generator: torch.Generator) -> torch.Tensor:
-    return _unit(shape, dim, generator).abs() + 0.05
+def _fraction(shape: Shape, dim: int | None, generator: torch.Generator) -> torch.Tensor:
+    return _unit(shape, dim, generator).abs() * 0.9 + 0.05
+
+
+def _small(shape: Shape, dim: int | None, generator: torch.Generator) -> torch.Tensor:
+    return _fraction(shape, dim, generator) ** 5
 
 
 def _magnitudes(shape: Shape, dim: int | None, generator: torch.Generator) -> torch.Tensor:
@@ -45,6 +49,12 @@ def _definite(shape: Shape, dim: int | None, generator: torch.Generator) -> torc
     if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
         return x
     return x @ x.mT + x.shape[-1] * torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
+
+
+def _alike(shape: Shape, dim: int | None, generator: torch.Generator) -> torch.Tensor:
+    """Return one row again and again."""
+    x = _fraction(shape, dim, generator)
+    return x if dim is None or not shape[dim] else x.select(dim, 0).unsqueeze(dim).expand(shape)
 
 
 def _with_row(value: float, at: int, inner: _Draw = _normal) -> _Draw:
@@ -67,19 +77,21 @@ FLOATS: Mapping[str, _Draw] = {
     "increasing": _increasing,
     "definite": _definite,
     "between -1 and 1": _unit,
-    "positive": _positive,
+    "between 0 and 1": _fraction,
+    "near 0": _small,
     "of many magnitudes": _magnitudes,
     "with a large first row": _with_row(1e4, 0),
     "with a huge last row": _with_row(-1e12, -1),
     "with a row beyond any": _with_row(1e30, 1),
     "with a definite large row": _with_row(1e3, -1, _definite),
-    "with a row of zeros": _with_row(0.0, 1, _positive),
+    "with a row of zeros": _with_row(0.0, 1, _fraction),
+    "with the same in all rows": _alike,
     "with an infinite row": _with_row(torch.inf, -1),
     "with a row of NaN": _with_row(torch.nan, 0),
 }
 """Kinds of values. What a row holds that is not finite must not be seen in the others."""
 
-_IN_ORDER = ("ordinary", "definite", "positive", "with a row of zeros")
+_IN_ORDER = ("ordinary", "definite", "between 0 and 1", "with a row of zeros")
 
 CHECKED = frozenset(
     {

@@ -21,7 +21,7 @@ from .trial_values import FLOATS
 Partition = Sequence[int]
 Cut = tuple[Factor, Partition]
 _SIZES = (5, 2, 7, 3, 8)
-_FEW = ("ordinary", "definite", "between -1 and 1", "positive")
+_FEW = ("ordinary", "definite", "between -1 and 1", "between 0 and 1")
 _CONFIRMING = ("ordinary", "definite", "with a large first row")
 _TOLERANCES = {
     torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-5, torch.complex64: 1e-5,

@@ -24,6 +24,7 @@ from lynx.passes import PassContext
 from lynx.passes.distribution.annotations import Annotation, Annotations
 from lynx.passes.distribution.discover import with_found_rules
 from lynx.passes.distribution.distribute import distribute
+from lynx.passes.distribution.explain import Words, exchanges
 from tests.distribution.harness import collectives
 from tests.distribution.test_rules import RefusedError, check
 from tests.distribution.unknown import OWN, call
@@ -193,6 +194,26 @@ def test_it_is_cut_where_it_was_gathered() -> None:
     for context, count in ((pass_context(graph), {}), (PassContext(), {"all_gather tp": 2})):
         found = distribute(graph, Annotations(TWO, (spec, spec)), context)
         assert collectives(found.graph) == count
+
+
+def test_it_is_said_why_something_is_gathered() -> None:
+    """By a rule that trials found, or because there is none."""
+    words = Words(note=reason_of)
+    op, _ = call(aten._softmax.default, r(5, 4), 0, False)
+    other, _ = call(OWN.looked_up.default, r(5, 4), torch.tensor([1, 0]))
+    whole = Annotation(parse_sharding("tp, _", TWO), 0)
+    said = []
+    for one in (op, other):
+        graph = graph_of(one)
+        inputs = (whole, None)[: len(graph.inputs)]
+        found = distribute(graph, Annotations(TWO, inputs), pass_context(graph))
+        (exchange,) = exchanges(found, words)
+        said.append(exchange.reason)
+    assert said == [
+        "'aten._softmax' needs the whole of dimension 0 (its rule was found by trials)",
+        "'lynx_trials.looked_up' needs the whole of it (it takes integers, and nobody knows which "
+        "ones are allowed)",
+    ]
 
 
 def test_what_depends_on_no_input_is_not_tried() -> None:
