@@ -16,7 +16,7 @@ from lynx.passes.distribution.annotations import Annotation
 
 from .gathering import piece
 from .groups import Groups
-from .meshes import placements_of, storable
+from .meshes import placeable, placements_of
 from .torch_internals import from_part, local_part, spec, spec_of
 
 
@@ -130,7 +130,7 @@ class Materializer:
         sharding: Sharding = (
             replicated(tensor.dim(), mesh) if annotation is None else annotation.sharding
         )
-        stored = storable(sharding, tensor.shape, self.groups.device_mesh)
+        stored = placeable(sharding, mesh)
         placements = placements_of(stored, tensor.shape, self.groups.device_mesh)
         if isinstance(tensor, DTensor):
             moved: DTensor = tensor.redistribute(self.groups.device_mesh, placements)

@@ -140,13 +140,6 @@ def placeable(sharding: Sharding, mesh: Mesh) -> Sharding:
     return sharding_of(tuple(splits), (), mesh)
 
 
-def storable(sharding: Sharding, shape: Sequence[int], device_mesh: DeviceMesh) -> Sharding:
-    """Return the sharding, or if DTensor has no placements for it the closest one that has."""
-    if is_placeable(sharding, shape, device_mesh):
-        return sharding
-    return placeable(sharding, mesh_of(device_mesh))
-
-
 def piece_sizes(split: Split, size: int, mesh: Mesh) -> tuple[int, ...]:
     """Return the lengths of all pieces along a dimension, in row-major order of the axes."""
     if split == WHOLE:

@@ -47,7 +47,6 @@ from .meshes import (
     placeable,
     placements_of,
     sharding_of_placements,
-    storable,
     whole_placements,
 )
 from .names import input_names, title
@@ -450,7 +449,7 @@ def _entrance(
         return None
     device_mesh = groups.device_mesh
     if annotation is not None:
-        sharding = storable(annotation.sharding, fake.shape, device_mesh)
+        sharding = placeable(annotation.sharding, groups.mesh)
         return Entrance(sharding, placements_of(sharding, fake.shape, device_mesh), groups)
     if not isinstance(given, DTensor):
         sharding = replicated(fake.dim(), groups.mesh)

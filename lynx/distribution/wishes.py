@@ -1,9 +1,9 @@
 """What a plan wants of inputs beyond how they lie: dimensions that are open, cuts without storage.
 
-A tensor lies in one way in all programs, and DTensor must have placements for it. A plan may want
-more of it inside a program: that propagation may cut it further (`tp?`), or that it is cut at other
-places than it is stored (`tp by 64`). Then the program starts with a constraint on it, as if the
-model had asked for that.
+A tensor lies in one way in all programs, one for which optimizers and checkpoints have placements.
+A plan may want more of it inside a program: that propagation may cut it further (`tp?`), or that it
+is cut at other places than it is stored (`tp by 64`, `tp of 3`: checkpoints know no blocks). Then
+the program starts with a constraint on it, as if the model had asked for that.
 """
 
 from __future__ import annotations

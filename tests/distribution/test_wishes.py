@@ -25,11 +25,13 @@ def test_open_inputs(two: Processes) -> None:
 
 
 def test_blocks_of_a_projection(two: Processes) -> None:
-    """A plan that knows of three blocks moves nothing in forward where devices divide heads."""
+    """A plan that knows of blocks moves weights, and not their product, if devices divide heads."""
     for of_blocks, by_heads, plain in two.run(
         doors_wishes.blocks, 4, "tp of 3", "tp of 3 by 4", "tp"
     ):
-        assert of_blocks == by_heads == []
+        assert of_blocks == by_heads
+        assert ["the plan says 'tp of 3" in text for text in of_blocks[:2]] == [True, True]
+        assert not any("addmm" in text for text in of_blocks)
         assert any("all_gather over tp of addmm" in text for text in plain)
 
 
