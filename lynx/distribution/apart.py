@@ -14,7 +14,7 @@ import select
 import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ except ImportError:  # where there are no forks either
 Send = Callable[[Any], None]
 _END = b""
 _LENGTH = 8
+_MILLISECONDS = 50
 _MOST_FILES = 1 << 16
 
 
@@ -37,6 +38,30 @@ class Finished:
 
     sent: list[Any] = field(default_factory=list)
     failure: str = ""
+
+
+@dataclass
+class _Child:
+    """A process that was forked."""
+
+    number: int
+    has_ended: bool = False
+
+    def is_over(self) -> bool:
+        """Whether it has ended; then nothing is left of it."""
+        if not self.has_ended:
+            try:
+                self.has_ended = os.waitpid(self.number, os.WNOHANG)[0] != 0
+            except ChildProcessError:  # somebody else has waited for it
+                self.has_ended = True
+        return self.has_ended
+
+    def stop(self) -> None:
+        """End it, if it has not ended."""
+        if not self.is_over():
+            os.kill(self.number, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.number, 0)
 
 
 def run_apart(work: Callable[[Send], None], limit: float) -> Finished:
@@ -49,18 +74,16 @@ def run_apart(work: Callable[[Send], None], limit: float) -> Finished:
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # that threads do not come along
-        child = os.fork()
-    if child == 0:
+        number = os.fork()
+    if number == 0:
         _be_child(work, writing, limit)
     os.close(writing)
+    child = _Child(number)
     try:
         return _listen(reading, child, time.monotonic() + limit)
     finally:
         os.close(reading)
-        with contextlib.suppress(OSError):
-            os.kill(child, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(child, 0)
+        child.stop()
 
 
 def _be_child(work: Callable[[Send], None], writing: int, limit: float) -> None:
@@ -90,20 +113,17 @@ def _send(writing: int, data: bytes) -> None:
         left = left[os.write(writing, left) :]
 
 
-def _listen(reading: int, child: int, end: float) -> Finished:
+def _listen(reading: int, child: _Child, end: float) -> Finished:
     """Read messages until the last one, the end of the process, or the time limit."""
     finished, data = Finished(), bytearray()
+    poller = select.poll()
+    poller.register(reading, select.POLLIN)
     while time.monotonic() < end:
-        is_over = _is_over(child)
-        ready, _, _ = select.select([reading], [], [], 0.0 if is_over else 0.05)
+        is_over = child.is_over()
+        ready = poller.poll(0 if is_over else _MILLISECONDS)
         chunk = os.read(reading, 1 << 16) if ready else b""
         data += chunk
-        while len(data) >= _LENGTH:
-            stop = _LENGTH + int.from_bytes(data[:_LENGTH], "big")
-            if len(data) < stop:
-                break
-            message = bytes(data[_LENGTH:stop])
-            del data[:stop]
+        for message in _complete(data):
             if message == _END:
                 return finished
             finished.sent.append(pickle.loads(message))
@@ -114,10 +134,12 @@ def _listen(reading: int, child: int, end: float) -> Finished:
     return finished
 
 
-def _is_over(child: int) -> bool:
-    """Whether the process has ended; it stays to be waited for."""
-    try:
-        found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return True
-    return found is not None
+def _complete(data: bytearray) -> Iterator[bytes]:
+    """Take the messages off the data that have come as a whole."""
+    while len(data) >= _LENGTH:
+        stop = _LENGTH + int.from_bytes(data[:_LENGTH], "big")
+        if len(data) < stop:
+            return
+        message = bytes(data[_LENGTH:stop])
+        del data[:stop]
+        yield message
