@@ -31,18 +31,27 @@ from lynx.ir.types import OpaqueType, TensorType, Type
 from lynx.passes.base import FoundRule
 
 from .apart import Send, run_apart
-from .trial_forms import Budget, Factor, Form, GivingUpError, form_of, own_results, shrunk_forms
+from .trial_forms import (
+    Budget,
+    Factor,
+    Form,
+    GivingUpError,
+    form_of,
+    mapped,
+    own_results,
+    shrunk_forms,
+)
 from .trial_values import CHECKED
 from .trials import Trials
 
 _TRUSTED = ("aten", "prims")
-"""Operators of torch itself do the same in all sizes; others are tried in their own."""
+"""Where torch's own operators are."""
 _COMMUNICATING = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 _LAYOUT = ("as_strided", "as_strided_copy", "as_strided_scatter", "set_", "resize")
 _MOST_SECONDS = 30.0
 _MOST_TRIED = 1 << 20
 _MOST_CONFIRMED = 1 << 18
-_MOST_FOREIGN = 1 << 24
+_MOST_LONG = 1 << 22
 _MOST_GROUPS = 24
 _SEEN = (5, 7)
 """Sizes that a dimension is given to see which others follow."""
@@ -158,10 +167,10 @@ def _refusal(op: Aten) -> str:
         return "it changes its operands"
     if _holds_resource((op.arguments, op.keywords)):
         return "it takes something that is no tensor and no number"
-    return _unfit(op, namespace)
+    return _unfit(op)
 
 
-def _unfit(op: Aten, namespace: str) -> str:
+def _unfit(op: Aten) -> str:
     """Return what operands and results say against trials."""
     for value in op.operands:
         if not isinstance(value.type, TensorType):
@@ -176,14 +185,7 @@ def _unfit(op: Aten, namespace: str) -> str:
                 return "its sizes are symbolic"
         elif result.type != OpaqueType("none"):
             return "it gives something that is no tensor"
-    largest = _MOST_FOREIGN if namespace not in _TRUSTED else None
-    if largest is not None and sum(_numel(v) for v in (*op.operands, *op.results)) > largest:
-        return "its tensors are too large to be tried"
     return ""
-
-
-def _numel(value: Value) -> int:
-    return math.prod(map(int, value.shape)) if isinstance(value.type, TensorType) else 0
 
 
 def _holds_resource(item: object) -> bool:
@@ -312,11 +314,28 @@ class _Search:
             return False
         if not all(self.trials.agree(known, (factor, 4)) for known in self._in_small()):
             return False
-        numel = self.own.numel + sum(map(math.prod, own_results(self.own)))
+        return self._holds_in_large(factor, size)
+
+    def _holds_in_large(self, factor: Factor, size: int) -> bool:
+        """Whether a factor can be cut in the operator's own sizes, or in each if all are too much.
+
+        Of torch's own operators it is believed that they do the same in all sizes.
+        """
         is_trusted = self.op.target.partition(".")[0] in _TRUSTED
-        if numel > (_MOST_CONFIRMED if is_trusted else _MOST_FOREIGN):
-            return is_trusted
-        return self.trials.confirms(self.own, factor, size)
+        numel = self.own.numel + sum(map(math.prod, own_results(self.own)))
+        if numel <= (_MOST_CONFIRMED if is_trusted else _MOST_TRIED):
+            return self.trials.confirms(self.own, factor, size)
+        if is_trusted:
+            return True
+        small = self.trials.form.sizes
+        for one in small:
+            others = {large: less for large, less in small.items() if large != one}
+            form = mapped(self.own, others)
+            if form.numel > _MOST_LONG:
+                return False
+            if not self.trials.confirms(form, factor, others.get(size, size)):
+                return False
+        return True
 
     def _in_small(self) -> list[tuple[Factor, int]]:
         return [(factor, 3) for factor, _ in self.factors]

@@ -138,7 +138,7 @@ def shrunk_forms(form: Form) -> list[Form]:
     if not sizes or form.numel <= 1 << 12:
         return [form]
     maps = [_apart(form, sizes), _in_proportion(sizes)]
-    found = [_mapped(form, one) for one in maps if one]
+    found = [mapped(form, one) for one in maps if one]
     return [*found, form]
 
 
@@ -172,7 +172,8 @@ def _in_proportion(sizes: Sequence[int]) -> dict[int, int]:
     return {size: size // by for size in sizes} if by > 1 else {}
 
 
-def _mapped(form: Form, sizes: Mapping[int, int]) -> Form:
+def mapped(form: Form, sizes: Mapping[int, int]) -> Form:
+    """Return the form with other sizes in the place of some, in shapes and integer arguments."""
     shapes = tuple(tuple(sizes.get(size, size) for size in shape) for shape in form.shapes)
     numbers = {place: sizes.get(number, number) for place, number in form.numbers.items()}
     return dataclasses.replace(form, shapes=shapes, numbers=numbers, sizes=sizes)

@@ -234,8 +234,15 @@ def test_large_operators_are_tried_in_small() -> None:
     result = TensorType(DType.F32, (64, 96, 512, 512))
     op = Aten("aten.grid_sampler_2d.default", (x, grid, 0, 0, False), (), (result,))
     assert find_rule(op).rule == "d0 d1 1 1, d0 d2 d3 1 -> d0 d1 d2 d3"
-    own = dataclasses.replace(op, target="lynx_trials.scaled.default")
-    assert find_rule(own).reason == "its tensors are too large to be tried"
+
+
+def test_operators_of_users_are_tried_in_each_of_their_sizes() -> None:
+    """One that does something else with many rows is found out, if it has too many elements too."""
+    x, scale, result = (TensorType(DType.F32, s) for s in ((4096, 1024), (1024,), (4096, 1024)))
+    scaled = Aten("lynx_trials.scaled.default", (Value(x), Value(scale)), (), (result,))
+    assert find_rule(scaled).rule == "d0 d1, d1 -> d0 d1"
+    of_many = Aten("lynx_trials.of_many.default", (Value(x),), (), (result,))
+    assert find_rule(of_many).rule == "1 d0 -> 1 d0"
 
 
 def test_nothing_of_the_program_changes() -> None:
