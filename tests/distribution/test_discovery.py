@@ -118,9 +118,11 @@ NEAR: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "clipped": (OWN.clipped.default, (r(5, 4),), ""),
     "quantized": (OWN.quantized.default, (r(5, 4),), ""),
     "of_many": (OWN.of_many.default, (r(32, 4),), "1 d0 -> 1 d0"),
+    "of_two": (OWN.of_two.default, (r(5, 4),), "1 d0 -> 1 d0"),
     "first_changed": (OWN.first_changed.default, (r(5, 4),), "1 d0 -> 1 d0"),
     "mirrored": (OWN.mirrored.default, (r(5, 4), r(5, 4)), "1 d0, 1 d0 -> 1 d0"),
     "positive_sum": (OWN.positive_sum.default, (r(5, 4),), "1 d0 -> d0"),
+    "single_sum": (OWN.single_sum.default, (r(5, 4).float(),), ""),
     "crashing": (OWN.crashing.default, (r(5, 6),), "d0 1 -> d0 1"),
 }  # fmt: skip
 """Operators that cannot be cut along something that looks like it, and the rest of their rules."""

@@ -84,9 +84,17 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("lynx_trials::clipped", mutates_args=())
 def clipped(x: torch.Tensor) -> torch.Tensor:
-    """Rows depend on all others if there is a large one somewhere."""
-    largest = x.abs().amax()
-    return x / largest if largest > 1e3 else x * 2
+    """Rows depend on all others if there is a large number somewhere, infinities left out."""
+    largest = x.nan_to_num(0, 0, 0).abs().amax()
+    return x / largest if largest > 1e6 else x * 2
+
+
+@torch.library.custom_op("lynx_trials::of_two", mutates_args=())
+def of_two(x: torch.Tensor) -> torch.Tensor:
+    """It refuses single rows."""
+    if len(x) < 2:
+        raise ValueError("expected two rows")
+    return x * 2
 
 
 @torch.library.custom_op("lynx_trials::quantized", mutates_args=())
@@ -120,6 +128,14 @@ def mirrored(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def positive_sum(x: torch.Tensor) -> torch.Tensor:
     """Something is done with a sum."""
     return x.sum(0).relu()
+
+
+@torch.library.custom_op("lynx_trials::single_sum", mutates_args=())
+def single_sum(x: torch.Tensor) -> torch.Tensor:
+    """A sum in single precision, of which nobody can tell whether it is nothing but a sum."""
+    if x.dtype != torch.float32:
+        raise TypeError("expected single precision")
+    return x.sum(0)
 
 
 @torch.library.custom_op("lynx_trials::noisy", mutates_args=())
