@@ -108,8 +108,8 @@ class IterationSpace:
 
     def __str__(self) -> str:
         text = (
-            f"{', '.join(map(_format_map, self.operands))} -> "
-            f"{', '.join(map(_format_map, self.results))}"
+            f"{', '.join(map(format_map, self.operands))} -> "
+            f"{', '.join(map(format_map, self.results))}"
         )
         for factor in self.factors:
             if factor.kind is FactorKind.REDUCTION:
@@ -119,7 +119,8 @@ class IterationSpace:
         return text
 
 
-def _format_map(index_map: IndexMap) -> str:
+def format_map(index_map: IndexMap) -> str:
+    """Return the text of an index map, which `axes` reads."""
     return " ".join(_format_axis(axis) for axis in index_map) or "()"
 
 

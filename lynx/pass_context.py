@@ -14,6 +14,7 @@ from lynx.ir.core import Graph, Op
 from lynx.passes import ConstantInfo, PassContext, Target
 from lynx.runtime import may_alias
 
+from .distribution.discovery import find_rule
 from .generators import target_of
 
 
@@ -33,6 +34,7 @@ def pass_context(graph: Graph, target: Target | None = None) -> PassContext:
         may_alias=may_alias,
         supports=lambda kind: kind in supported,
         target=target_of(graph) if target is None else target,
+        find_rule=find_rule,
     )
 
 

@@ -35,6 +35,17 @@ class ConstantInfo:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class FoundRule:
+    """What was found out of how an op can be cut: a rule in text, or the reason why there is none.
+
+    See `ir/space_rules.py` for the text.
+    """
+
+    rule: str = ""
+    reason: str = ""
+
+
 @dataclass
 class PassContext:
     """What passes are told from outside.
@@ -42,7 +53,8 @@ class PassContext:
     `evaluate` runs one op on concrete operands (used to fold constants) and `constant_info` looks
     into what it returns; without both, nothing is folded. `can_write_into` says whether the back
     end can compute an op into given memory, `may_alias` whether a result of an `aten` op may share
-    memory with an operand, `supports` whether it can run an op as it is. `target` is the machine.
+    memory with an operand, `supports` whether it can run an op as it is, `find_rule` how an op can
+    be cut that nobody has a rule for; without it such ops stay whole. `target` is the machine.
     `remarks` collects what passes have to say; with `reasons`, also why each rule that was offered
     an op refused it.
     """
@@ -55,6 +67,7 @@ class PassContext:
     constant_info: Callable[[Any], ConstantInfo] | None = None
     reasons: bool = False
     target: Target = field(default_factory=Target)
+    find_rule: Callable[[Op], FoundRule] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -420,11 +420,11 @@ class BatchNormBackward(Op, name="batch_norm_backward"):
         return tuple(t if w else _NONE for t, w in zip(wanted, self.mask, strict=True))
 
     def space(self) -> IterationSpace:
-        """Return parallel channels; batch and space are whole when training, else summed."""
+        """Return parallel channels; batch and space are summed, or whole for `x` when training."""
         kind = FactorKind.REDUCTION if any(self.mask[1:]) else FactorKind.PARALLEL
-        factors, whole, channel = _channel_maps(
-            self.x, FactorKind.OPAQUE if self.training else kind
-        )
+        if self.training and self.mask[0]:
+            kind = FactorKind.OPAQUE
+        factors, whole, channel = _channel_maps(self.x, kind)
         saved = channel if self.training else ((),)
         vectors = (
             (self.weight, channel), (self.running_mean, channel), (self.running_var, channel),

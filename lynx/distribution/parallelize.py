@@ -21,9 +21,10 @@ from lynx.passes.distribution.annotations import Annotation
 from lynx.settings import read_settings
 
 from .callers import user_location
+from .groups import Groups
 from .materialize import Materializer
 from .meshes import check_world
-from .plans import INPUTS, Plan, read_annotation, read_plan
+from .plans import INPUTS, Plan, annotation_for, read_plan
 from .stand_ins import StandIn, real_tensors, stand_in
 from .step import groups_of
 
@@ -71,7 +72,8 @@ def parallelize(
     _check_inputs(model, rules)
     annotations = _annotations(tensors, rules, groups.mesh)
     Materializer(model, groups, annotations, loc).run(init)
-    forward = _Forward(model, rules, groups.mesh, _chosen(mode, options))
+    said = _said_of(model, annotations)
+    forward = _Forward(model, rules, groups, _chosen(mode, options), said)
     model.forward = forward
     return model
 
@@ -111,7 +113,7 @@ def _annotations(
         rule = plan.rule_for([name])
         if rule is None:
             continue
-        found[name] = read_annotation(rule.sharding, name, tensor.dim(), mesh, rule.loc)
+        found[name] = annotation_for(rule.sharding, name, tensor.shape, mesh, rule.loc)
         other = first.setdefault(id(tensor), name)
         if found[other].sharding != found[name].sharding:
             raise UsageError(
@@ -121,6 +123,27 @@ def _annotations(
                 rule.loc,
             )
     return found
+
+
+def _said_of(
+    model: torch.nn.Module, annotations: Mapping[str, Annotation]
+) -> dict[tuple[int, str], Annotation]:
+    """Return what is said of each parameter and buffer, under whichever of its names.
+
+    Keys are the module that holds it, by its identity, and its name there.
+    """
+    known = {
+        id(tensor): annotations[name]
+        for name, tensor in _named_tensors(model).items()
+        if name in annotations
+    }
+    return {
+        (id(module), key): known[id(tensor)]
+        for module in model.modules()
+        for table in (module._parameters, module._buffers)
+        for key, tensor in table.items()
+        if id(tensor) in known
+    }
 
 
 def _check_inputs(model: torch.nn.Module, plan: Plan) -> None:
@@ -165,8 +188,9 @@ class _Forward:
 
     model: torch.nn.Module
     plan: Plan
-    mesh: Any
+    groups: Groups
     compile_options: dict[str, Any]
+    said: Mapping[tuple[int, str], Annotation]
     _inputs: dict[tuple[Any, ...], StandIn] = field(default_factory=dict)
     _tensors: dict[tuple[int, str], tuple[Any, StandIn]] = field(default_factory=dict)
 
@@ -215,7 +239,8 @@ class _Forward:
         known = self._tensors.get((id(module), key))
         if known is None or known[0] is not tensor or not known[1].fits(tensor):
             shared = next((one for owner, one in self._tensors.values() if owner is tensor), None)
-            made = shared or stand_in(tensor)
+            annotation = self.said.get((id(module), key))
+            made = shared or stand_in(tensor, self.groups.device_mesh, annotation, lies=True)
             known = self._tensors[id(module), key] = (tensor, made)
         return known[1].holding(tensor)
 
@@ -241,12 +266,12 @@ class _Forward:
             return tensor
         annotation = None
         if rule is not None:
-            annotation = read_annotation(
-                rule.sharding, names[-1], tensor.dim(), self.mesh, rule.loc
+            annotation = annotation_for(
+                rule.sharding, names[-1], tensor.shape, self.groups.mesh, rule.loc
             )
         key = (names, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device,
                tensor.requires_grad)  # fmt: skip
         made = self._inputs.get(key)
         if made is None:
-            made = self._inputs[key] = stand_in(tensor, annotation)
+            made = self._inputs[key] = stand_in(tensor, self.groups.device_mesh, annotation)
         return made.holding(tensor)

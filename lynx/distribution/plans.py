@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lynx.ir.errors import UsageError
 from lynx.ir.location import UNKNOWN, Location
+from lynx.ir.shard_rules import ShardingError, normal_sharding
 from lynx.ir.sharding import Mesh, Sharding, parse_sharding
 from lynx.passes.distribution.annotations import (
     INPUT_PRIORITY,
@@ -116,6 +117,19 @@ def _parse(text: str, file: str) -> list[Rule]:
             )
         rules.append(Rule(pattern.strip(), sharding.strip(), Location(file, number)))
     return rules
+
+
+def annotation_for(
+    text: str, name: str, shape: Sequence[int], mesh: Mesh, loc: Location
+) -> Annotation:
+    """Return what a text says of a tensor of a shape; `UsageError` if it does not fit that."""
+    annotation = read_annotation(text, name, len(shape), mesh, loc)
+    try:
+        normal_sharding(annotation.sharding, shape, mesh)
+    except ShardingError as error:
+        message = f"'{name}' of shape {list(shape)}: {error.reason}"
+        raise UsageError(error.code, message, loc) from None
+    return annotation
 
 
 def read_annotation(

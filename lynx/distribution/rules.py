@@ -19,7 +19,9 @@ def sharding_rule(operator: str, rule: str) -> None:
     Tensors may be cut along any name: each part of the results is what the operator makes of the
     parts of its operands. After `;` come names along which results of parts are combined (`sum`,
     `product`, `max`, `min`, `and`, `or`), and those that the operator needs as a whole (`opaque`),
-    as it does those that no result has. Arguments that are no tensors must not depend on sizes.
+    as it does those that no result has. An integer argument that is a size follows its name:
+    `argument 2.0: b` is the first entry of the third argument, `argument size.1: d` the second one
+    of a keyword. Nothing is tried out of what there is a rule for: it must be right.
 
     `UsageError` for a malformed rule, or an operator that torch does not know.
     """

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from lynx.passes.distribution.annotations import Annotation
 
@@ -36,14 +37,21 @@ class StandIn:
         return self.tensor
 
 
-def stand_in(real: torch.Tensor, annotation: Annotation | None = None) -> StandIn:
-    """Return a stand-in for a tensor, to lie as the annotation says: None for as it lies."""
+def stand_in(
+    real: torch.Tensor, mesh: DeviceMesh, annotation: Annotation | None = None, *,
+    lies: bool = False,
+) -> StandIn:  # fmt: skip
+    """Return a stand-in for a tensor, to lie on a mesh as the annotation says: None for as it lies.
+
+    If it `lies` already it stays there, and only the program may have it otherwise.
+    """
     device = real.device
     plain: Any = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=device)
     plain.untyped_storage().resize_(0)
     if isinstance(real, torch.nn.Parameter):
         plain = torch.nn.Parameter(plain, requires_grad=real.requires_grad)
     plain.lynx_annotation = annotation
+    plain.lynx_mesh, plain.lynx_lies = mesh, lies
     return StandIn(plain)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +37,7 @@ from lynx.settings import Settings
 from .agreement import Agreement
 from .border import Entrance, Exit
 from .constraints import check_constraints, without_constraints
+from .discovery import reason_of
 from .gathering import gathered
 from .graphs import check_calls, plain_graph, plain_inputs
 from .groups import Groups
@@ -58,6 +58,7 @@ from .torch_internals import (
     output_descriptors,
 )
 from .uncompiled import Uncompiled
+from .wishes import with_wishes
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,8 @@ class DistributedStep:
             if value is not None
         }
         saved |= {value.name: value for value in prepared.inputs}
-        self.layout = GraphLayout(kind, found, inputs, outputs, saved, Words(dict(pairs)), before)
+        words = Words(dict(pairs), reason_of)
+        self.layout = GraphLayout(kind, found, inputs, outputs, saved, words, before)
         return self.layout
 
     def _laid_out(self, graph: Graph, frame: Frame, context: PassContext) -> Distributed:
@@ -196,6 +198,7 @@ class DistributedStep:
             sharding if is_promised else None
             for sharding, is_promised in zip(frame.outputs, frame.promised, strict=True)
         ]
+        graph, inputs = with_wishes(graph, inputs, frame.inputs)
         annotations = Annotations(self.groups.mesh, inputs, tuple(promised))
         found = distribute(graph, annotations, context)
         refused = self._refused(found.graph, frame)
@@ -358,11 +361,12 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
     """
     nodes = module.graph.find_nodes(op="placeholder")
     given = [_given(node) for node in nodes]
-    tensors = [one for one in given if isinstance(one, DTensor)]
-    if not tensors:
+    meshes = [one.device_mesh for one in given if isinstance(one, DTensor)]
+    meshes += [known for node in nodes if (known := getattr(_example(node), "lynx_mesh", None))]
+    if not meshes:
         return None
     check_calls(module)
-    device_mesh = _only_mesh(tensors)
+    device_mesh = _only_mesh(meshes)
     groups = groups_of(device_mesh, settings)
     check_constraints(module, groups.mesh)
     plain = plain_inputs(module)
@@ -372,9 +376,10 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
             guard_on_shape(node)
     stands_in = any(hasattr(_example(node), "lynx_tensor") for node in nodes)
     annotated = [getattr(_example(node), "lynx_annotation", None) for node in nodes]
+    lying = [getattr(_example(node), "lynx_lies", False) for node in nodes]
     entrances = tuple(
-        _entrance(tensor, fake, annotation, groups)
-        for tensor, fake, annotation in zip(given, plain, annotated, strict=True)
+        _entrance(tensor, fake, None if lies else annotation, groups)
+        for tensor, fake, annotation, lies in zip(given, plain, annotated, lying, strict=True)
     )
     annotations = {
         f"args[{index}]": _said(node, annotation, entrance.sharding)
@@ -398,7 +403,7 @@ def distributed_step(module: torch.fx.GraphModule, settings: Settings) -> Distri
 def _said(node: torch.fx.Node, given: Annotation | None, sharding: Sharding) -> Annotation:
     """Return what is said of an input: by a plan, or by where a parameter or data lies."""
     if given is not None:
-        return dataclasses.replace(given, sharding=sharding, open=())
+        return given
     is_parameter = isinstance(_example(node), torch.nn.Parameter)
     return Annotation(sharding, PARAMETER_PRIORITY if is_parameter else INPUT_PRIORITY)
 
@@ -426,8 +431,8 @@ def _given(node: torch.fx.Node) -> Any:
     return example if isinstance(example, torch.Tensor) else node.meta.get("example_value")
 
 
-def _only_mesh(tensors: Sequence[DTensor]) -> DeviceMesh:
-    meshes = dict.fromkeys(tensor.device_mesh for tensor in tensors)
+def _only_mesh(given: Sequence[DeviceMesh]) -> DeviceMesh:
+    meshes = dict.fromkeys(given)
     if len(meshes) > 1:
         listed = ", ".join(map(str, meshes))
         raise CompileError(

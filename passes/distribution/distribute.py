@@ -16,6 +16,7 @@ from lynx.passes.dce import RemoveDeadCode
 from lynx.passes.pipeline import Pipeline
 
 from .annotations import Annotations
+from .discover import with_found_rules
 from .expand import expand_blocked
 from .partition import Partitioned, partition
 from .propagate import Layouts, propagate
@@ -70,6 +71,7 @@ def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> 
     clock = _Clock()
     annotations = annotations.normal(graph.inputs, graph.outputs)
     prepared: Graph = clock.time("clean", CLEAN.run, graph, context)
+    prepared = clock.time("discover", with_found_rules, prepared, context)
     layouts = clock.time("propagate", propagate, prepared, annotations)
     for _ in range(_MOST_EXPANSIONS):
         expanded = clock.time("expand", expand_blocked, prepared, layouts, context)

@@ -13,6 +13,7 @@ from lynx.ir.core import Graph, Op, Value
 from lynx.ir.ops.attention import Attending
 from lynx.ir.ops.elementwise_arithmetic import Cast, Multiply
 from lynx.ir.ops.factory import Full
+from lynx.ir.ops.layout_slicing import Select
 from lynx.ir.ops.random import Dropout
 from lynx.ir.ops.reduction import Mean
 from lynx.ir.ops.scan import CumulativeSum
@@ -31,7 +32,7 @@ from .alternatives import alternative
 from .blocks import join_equal_blocks, slice_whole_block
 from .merged_scores import cuts_merged, take_scores_apart, take_scores_apart_backward
 from .propagate import Layouts
-from .row_pieces import ROW_RULES, row_pieces, rules_for
+from .row_pieces import ROW_RULES, many_rows, row_pieces, rules_for
 from .shared_heads import cuts_groups, repeat_shared_heads, repeat_shared_heads_backward
 
 
@@ -99,7 +100,14 @@ def expand_blocked(graph: Graph, layouts: Layouts, context: PassContext) -> Grap
         counts.setdefault(_key(op), set()).add(by_keys.of(op) or row_pieces(op, layouts, uses))
     # Of ops that cannot be told apart, none runs in pieces unless all do: places may be used.
     pieces = {key: max(found) for key, found in counts.items() if len(found) == 1 and max(found)}
-    blocked = {_key(op) for op in graph.ops if isinstance(op, _KINDS) and _is_blocked(op, layouts)}
+    many = many_rows(graph)
+    blocked = {
+        _key(op)
+        for op in graph.ops
+        if isinstance(op, _KINDS)
+        and _is_blocked(op, layouts)
+        and not (isinstance(op, Select) and op.x in many)
+    }
     if not blocked and not pieces:
         return graph
 

@@ -177,7 +177,8 @@ def _needed(op: Collective, cause: Cause, dim: int, found: Distributed, words: W
         }.get(cause.end, _own_place(cause, found, words))
     user, position = cause.user, cause.position
     if isinstance(user, Constrain):
-        return f"lynx.constrain{place(user.loc)} says '{user.sharding}'"
+        who = f"lynx.constrain{place(user.loc)}" if user.loc.is_known else "the plan"
+        return f"{who} says '{user.sharding}'"
     text = described(user)
     space = found.partitioned.spaces.get(user)
     if space is None:
@@ -186,7 +187,8 @@ def _needed(op: Collective, cause: Cause, dim: int, found: Distributed, words: W
     if isinstance(axis, Window):
         return f"{text} slides windows along dimension {dim}"
     if not axis or any(not is_divisible(space, factor) for factor in axis):
-        return f"{text} needs the whole of dimension {dim}{_kind(space, axis)}"
+        tried = " (its rule was found by trials)" if isinstance(user, Aten) and user.rule else ""
+        return f"{text} needs the whole of dimension {dim}{_kind(space, axis)}{tried}"
     splits = found.partitioned.splits[user]
     for factor, split in splits.items():
         if factor not in axis and set(op.axes).intersection(split.axes):

@@ -1,4 +1,4 @@
-"""Searches and running sums along a dimension that is cut: each device works on its own piece.
+"""Searches, running sums and single rows along a dimension that is cut: each device on its piece.
 
 Running sums take the sums of all earlier pieces; the largest elements are among those of the
 pieces. Which of equal elements a search names is left to torch, and so is every `topk` whose places
@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 
-from lynx.ir.core import Op, Value
+from lynx.ir.core import Graph, Op, Value
+from lynx.ir.dims import is_static
 from lynx.ir.ops.elementwise_arithmetic import DivideRounded
 from lynx.ir.ops.factory import Full, Iota
-from lynx.ir.ops.indexing import IndexSelect
-from lynx.ir.ops.layout import Reshape
-from lynx.ir.ops.layout_slicing import Concatenate, Slice
+from lynx.ir.ops.indexing import Gather, IndexSelect
+from lynx.ir.ops.layout import Reshape, Squeeze
+from lynx.ir.ops.layout_slicing import Concatenate, Select, Slice
 from lynx.ir.ops.pieces import CumulativeSumPieces, TopKPieces, length_of
 from lynx.ir.ops.reduction import ArgMax, ArgMin, MaxWithIndex, MinWithIndex
 from lynx.ir.ops.scan import CumulativeSum
@@ -122,7 +123,36 @@ def expand_extreme(op: MaxWithIndex | MinWithIndex) -> tuple[Value, Value] | NoM
     return _extreme(op) if op.dims else NoMatch("it reduces no axis")
 
 
-ROW_RULES = (expand_argument, expand_extreme)
+@rule
+def read_row_where_it_is(op: Select) -> Value | NoMatch:
+    """Look a row up on the device that has it; all others add zeros.
+
+    select(x, dim, i)  ==>  squeeze(gather(x, full(i, [.., 1, ..])), dim)
+    """
+    shape, dim = op.x.shape, op.dim
+    type_ = op.x.tensor_type
+    if not isinstance(op.index, int) or not is_static(shape):
+        return NoMatch("the place or a size is symbolic")
+    if type_.dtype is DType.BOOL or type_.dtype.is_complex:
+        return NoMatch("truth values and complex numbers are not added up")
+    places = Full(op.index, (*shape[:dim], 1, *shape[dim + 1 :]), DType.I64, type_.device)
+    return Squeeze(Gather(op.x, places.out, dim).out, (dim,)).out
+
+
+def many_rows(graph: Graph) -> set[Value]:
+    """Return the values of which so many rows are read that all of them are better gathered."""
+    counts: dict[tuple[Value, int], int] = {}
+    for op in graph.ops:
+        if isinstance(op, Select):
+            counts[op.x, op.dim] = counts.get((op.x, op.dim), 0) + 1
+    return {
+        x
+        for (x, dim), count in counts.items()
+        if not isinstance(size := x.shape[dim], int) or 2 * count >= size
+    }
+
+
+ROW_RULES = (expand_argument, expand_extreme, read_row_where_it_is)
 """Rules that need no number of pieces."""
 
 

@@ -182,3 +182,30 @@ def test_no_collective_can_be_left_out(function: Callable[..., object]) -> None:
     found = list(mutations(promised))
     assert found
     assert [str(one) for one in found if rejection(promised, one) is None] == []
+
+
+@pytest.mark.parametrize("place", [0, 5, -1])
+@pytest.mark.parametrize("mesh", [FOUR, Mesh("mesh", (("tp", 3),))])
+def test_one_row_is_read_where_it_is(mesh: Mesh, place: int) -> None:
+    """What moves is the row, forward and backward: not the sequence."""
+    x = torch.randn(2, 9, 5, requires_grad=True)
+    laid = on_mesh(lambda x: x.exp()[:, place] * 2, x, "_, tp, _", mesh)
+    assert collectives(laid.forward.graph) == {"all_reduce tp": 1}
+    assert laid.backward is not None
+    assert collectives(laid.backward.graph) == {}
+
+
+def test_rows_of_integers_and_in_two_ways() -> None:
+    x = torch.arange(90).reshape(2, 9, 5)
+    laid = on_mesh(lambda x: (x + 1)[:, 3], x, "_, tp, _")
+    assert collectives(laid.forward.graph) == {"all_reduce tp": 1}
+    laid = on_mesh(lambda x: x.exp()[:, 3], torch.randn(4, 9, 5), "dp, tp, _", SQUARE)
+    assert collectives(laid.forward.graph) == {"all_reduce tp": 1}
+
+
+def test_many_rows_and_truth_values_are_gathered() -> None:
+    """Half of the rows or more are gathered once; truth values are not added up."""
+    laid = on_mesh(lambda x: tuple((x * 2).unbind(1)), torch.randn(2, 9, 5), "_, tp, _")
+    assert collectives(laid.forward.graph) == {"all_gather tp": 1}
+    laid = on_mesh(lambda x: (x > 0)[:, 3], torch.randn(2, 9, 5), "_, tp, _")
+    assert collectives(laid.forward.graph) == {"all_gather tp": 1}

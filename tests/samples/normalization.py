@@ -63,6 +63,20 @@ SAMPLES = [
     ),
     Sample(
         BatchNormBackward(
+            tensor(3, 4, 5),
+            tensor(3, 4, 5),
+            tensor(4),
+            None,
+            None,
+            *channels(2),
+            1e-5,
+            mask=(False, True, True),
+        ),
+        positive=(4,),
+        tolerance=1e-4,
+    ),
+    Sample(
+        BatchNormBackward(
             tensor(3, 4, 5), tensor(3, 4, 5), *channels(3), None, None, 1e-5, training=False
         ),
         positive=(4,),
