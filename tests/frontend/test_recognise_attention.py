@@ -12,6 +12,7 @@ import torch.fx
 from lynx.ir.ops.attention import Attention
 from lynx.normalize import normalize
 from lynx.recognise import recognise
+from lynx.recognise.attention import checking, rewriting
 from lynx.records import RECORDS
 from tests.frontend.attention_idioms import Idiom
 from tests.frontend.attention_misses import MISSES
@@ -161,6 +162,40 @@ def test_dropout_draws_what_eager_draws(function: Callable[..., Any], dynamic: b
     assert torch.equal(torch.rand(3), after)
     assert counter.count == 1, counter.messages
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(q.shape[2])
+    scores = (q @ k.mT).masked_fill(places[:, None] < places, float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+def from_a_table(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(1256)[1000:]
+    scores = (q @ k.mT).masked_fill(places[:, None] < places, float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize(("function", "is_small"), [(causal, True), (from_a_table, False)])
+def test_large_places_are_checked_in_small(
+    function: Callable[..., Any], is_small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    def noted(computation: checking.Computation) -> None:
+        counts.append(computation.scores.meta["example_value"].numel())
+        checking.check(computation)
+
+    monkeypatch.setattr(rewriting, "check", noted)
+    torch._dynamo.reset()
+    given = tuple(torch.randn(BATCH, 2, 256, 4, requires_grad=True) for _ in range(3))
+    assert given[0][..., 0].numel() * 256 > checking.CHEAP
+    counter = Counter()
+    actual = evaluated(torch.compile(function, backend=counter), given)
+    torch.testing.assert_close(actual, evaluated(function, given))
+    assert counter.count == 1
+    assert counts
+    assert (max(counts) <= checking.CHEAP) == is_small
 
 
 def test_graphs_without_attention_are_not_touched() -> None:

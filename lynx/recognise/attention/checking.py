@@ -36,6 +36,9 @@ ROUGH = 4e-2
 LARGEST = 1 << 21
 """How many scores at most are computed in a check."""
 
+CHEAP = 1 << 15
+"""Up to so many scores a check takes less memory than what it is a part of."""
+
 _COUNT = 0.25
 """How much of a logarithm rounding may take, as large as the numbers that it is added to are."""
 
@@ -226,6 +229,11 @@ def _assignments(computation: Computation) -> Iterator[dict[str, int]]:
         yield {name: hint for name, hint in symbols.items() if hint is not None}
 
 
+def is_costly(computation: Computation) -> bool:
+    """Whether sizes are known, and so large that a small version had better be checked."""
+    return not _symbols(computation) and _score_count(computation, {}) > CHEAP
+
+
 def _score_count(computation: Computation, values: Mapping[str, int]) -> int:
     shape = computation.scores.meta["example_value"].shape
     return math.prod(number_of(size, values) for size in shape)
@@ -379,4 +387,4 @@ def _scale_of(expected: torch.Tensor) -> float:
     return max(1.0, float(finite.max())) if finite.numel() else 1.0
 
 
-__all__ = ["Computation", "Unchecked", "check", "closure", "says_difference"]
+__all__ = ["Computation", "Unchecked", "check", "closure", "is_costly", "says_difference"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from lynx.recognise.nodes import (
 
 from .analysis import plans_for
 from .calls import is_call, written_out
-from .checking import Computation, Unchecked, check, closure, says_difference
+from .checking import Computation, Unchecked, check, closure, is_costly, says_difference
 from .emission import Sizes, substitute
 from .modules import is_module, open_modules
 from .plans import Placed, Plan
@@ -319,6 +320,10 @@ def _check_numbers(
         tuple(n for n in given if n is not noise), tuple(before), site.output, tuple(after),
         result, dropouts, site.scores, plan.numbers, plan.hides_nan,
     )  # fmt: skip
+    if is_costly(computation):
+        with contextlib.suppress(Refusal):
+            _check_small(site, plan, computation)
+            return
     try:
         check(computation)
     except Unchecked:
