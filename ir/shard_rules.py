@@ -177,7 +177,7 @@ def dim_split(
         split = splits.get(name, WHOLE)
         if split.axes:
             inner = product(sizes[index + 1 :])
-            extended = _further(found, split, size, inner, before if is_apart else 1, mesh)
+            extended = _further(found, split, size, inner, before, is_apart, mesh)
             if extended is None:
                 return None
             found = extended
@@ -197,13 +197,17 @@ def _in_single_pieces(split: Split, size: Dim, mesh: Mesh | None) -> bool:
     """Whether each device has one element of a factor: then what is inside lies in one piece."""
     if not split.axes:
         return is_equal(size, 1)
-    return mesh is not None and split.unit == 1 and size == mesh.size(*split.axes)
+    return mesh is not None and size == mesh.size(*split.axes) and _is_even(split, size, mesh)
 
 
 def _further(
-    found: Split, split: Split, size: Dim, inner: Dim, before: int, mesh: Mesh | None
-) -> Split | None:
-    """Return a dimension's split with that of one more factor, of which there are `before`."""
+    found: Split, split: Split, size: Dim, inner: Dim, before: int, is_apart: bool,
+    mesh: Mesh | None,
+) -> Split | None:  # fmt: skip
+    """Return a dimension's split with that of one more factor, of which there are `before`.
+
+    Unless those are `is_apart` a device has one of them, and cuts it as the piece that it has.
+    """
     if found.unit != 1:
         return None  # an outer factor is cut unevenly: blocks would have several sizes
     unit = 1
@@ -212,7 +216,7 @@ def _further(
             return None
         unit = split.unit * inner
     for axes, groups in split.levels:
-        found = found.then(axes, unit, groups * before)
+        found = found.then(axes, unit, groups * before if is_apart or groups > 1 else 1)
     return found
 
 

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from lynx.ir import DType, Graph, Mesh, TensorType, Value, parse_graph, print_graph
@@ -37,7 +37,7 @@ from lynx.ir.ops import (
     Unfold,
 )
 from lynx.ir.ops.random import Bernoulli
-from lynx.ir.shard_rules import dim_split, factor_splits, normal_split
+from lynx.ir.shard_rules import ShardingError, dim_split, factor_splits, normal_split
 from lynx.ir.sharding import (
     WHOLE,
     Partial,
@@ -328,6 +328,50 @@ def test_dimensions_and_factors_are_cut_alike(
     split = dim_split(names, factor_sizes, given_splits, mesh)
     if split is not None:
         check_parts(names, factor_sizes, given_splits, split, mesh)
+
+
+@st.composite
+def grouped(draw: st.DrawFn, axes: list[str], size: int, mesh: Mesh) -> Split:
+    """Draw a cut of a dimension by these axes, of blocks and in units."""
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    groups = sorted(draw(st.sampled_from(divisors)) for _ in axes)
+    split = Split(tuple(axes), draw(st.sampled_from(divisors)), tuple(groups))
+    try:
+        return normal_split(split, size, mesh)
+    except ShardingError:
+        reject()
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), meshes, st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=3))
+def test_blocks_of_factors_go_to_dimensions(
+    data: st.DataObject, mesh: Mesh, factor_sizes: list[int]
+) -> None:
+    names = [f"f{n}" for n in range(len(factor_sizes))]
+    axes = list(data.draw(st.permutations(mesh.names)))
+    given_splits = {}
+    for name, size in zip(names, factor_sizes, strict=True):
+        count = data.draw(st.integers(0, len(axes)))
+        if count:
+            given_splits[name] = data.draw(grouped(axes[:count], size, mesh))
+            axes = axes[count:]
+    split = dim_split(names, factor_sizes, given_splits, mesh)
+    if split is not None:
+        check_parts(names, factor_sizes, given_splits, split, mesh)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), meshes, st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=3))
+def test_blocks_of_dimensions_go_to_factors(
+    data: st.DataObject, mesh: Mesh, factor_sizes: list[int]
+) -> None:
+    names = [f"f{n}" for n in range(len(factor_sizes))]
+    total = math.prod(factor_sizes)
+    axes = list(data.draw(st.permutations(mesh.names)))
+    split = data.draw(grouped(axes[: data.draw(st.integers(1, len(axes)))], total, mesh))
+    found = factor_splits(names, factor_sizes, split, mesh)
+    if found is not None:
+        check_parts(names, factor_sizes, found, split, mesh)
 
 
 def check_parts(
