@@ -61,7 +61,7 @@ def _check_groups(split: Split, size: int, mesh: Mesh | None) -> None:
     """Raise `ShardingError` unless blocks are equal, and outer axes cut between blocks."""
     levels = split.levels
     for (axes, groups), (_, finer) in itertools.pairwise(levels):
-        if groups > finer or (mesh is not None and (finer // groups) % mesh.size(*axes)):
+        if finer % groups or (mesh is not None and (finer // groups) % mesh.size(*axes)):
             raise ShardingError("bad-unit", f"'{split}' cuts through blocks of {size}")
     if size % levels[-1][1] or (size // levels[-1][1]) % split.unit:
         raise ShardingError("bad-unit", f"{size} does not fall into the blocks of '{split}'")

@@ -323,4 +323,6 @@ def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether tensors have the same type, shape and bits."""
     if a.shape != b.shape or a.dtype is not b.dtype:
         return False
-    return torch.equal(*(x.contiguous().view(-1).view(torch.uint8) for x in (a, b)))
+    return torch.equal(
+        *(x.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8) for x in (a, b))
+    )

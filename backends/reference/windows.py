@@ -20,7 +20,7 @@ def _embedding_window(weight: torch.Tensor, indices: torch.Tensor, start: int) -
     inside, place = _inside(indices, start, weight.shape[0])
     if not weight.shape[0]:
         return weight.new_zeros((*indices.shape, weight.shape[1]))
-    return torch.where(inside.unsqueeze(-1), weight[place], torch.zeros_like(weight[:1, :]))
+    return torch.where(inside.unsqueeze(-1), weight[place], weight.new_zeros(()))
 
 
 @means(EmbeddingWindowBackward)

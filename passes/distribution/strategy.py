@@ -7,13 +7,14 @@ equals what moves the fewest bytes, with the work that a device would do in vain
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lynx.ir.core import Op, Value
 from lynx.ir.dims import Dim
-from lynx.ir.shard_rules import axis_split, factor_splits
+from lynx.ir.shard_rules import ShardingError, axis_split, factor_splits, op_splits
 from lynx.ir.sharding import REDUCTIONS, Mesh, Partial, Sharding, Split, replicated, sharding_of
 from lynx.ir.space import Axis, FactorKind, IndexMap, IterationSpace, Window
 from lynx.ir.structure import Structure, shared_space
@@ -179,8 +180,23 @@ class Strategist:
         key = (structure, tuple([state_of(one) for one in placed]))
         known = self._known.get(key) if structure is not None else None
         if known is None:
-            known = self._known[key] = self._choose(space, placed, maps, len(operands))
+            chosen = self._choose(space, placed, maps, len(operands))
+            known = self._known[key] = self._derivable(space, chosen)
         return known
+
+    def _derivable(self, space: IterationSpace, chosen: dict[str, Split]) -> dict[str, Split]:
+        """Return the splits without those that operands which lie so would not be read as.
+
+        Where one device has all of a factor, its dimension looks as if another factor were cut.
+        """
+        while chosen:
+            shardings = [operand_sharding(space, m, chosen, self.mesh) for m in space.operands]
+            with contextlib.suppress(ShardingError):
+                if op_splits(space, shardings, self.mesh).keys() <= chosen.keys():
+                    break
+            worst = max(chosen, key=lambda name: (chosen[name].unit, chosen[name].groups))
+            chosen = {name: split for name, split in chosen.items() if name != worst}
+        return chosen
 
     def _choose(
         self, space: IterationSpace, placed: Sequence[Placed | None], maps: Sequence[IndexMap],

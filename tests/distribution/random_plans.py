@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 
 from lynx.ir.core import Graph
-from lynx.ir.sharding import Mesh
+from lynx.ir.shard_rules import ShardingError, normal_split
+from lynx.ir.sharding import Mesh, Sharding, Split, sharding_of
 from lynx.ir.types import TensorType
 
 MESHES = (
@@ -46,3 +47,33 @@ def random_spec(source: random.Random, mesh: Mesh, type_: TensorType, chance: fl
             text += f" by {source.choice((2, 4))}"
         entries.append(text)
     return ", ".join(entries)
+
+
+def random_sharding(source: random.Random, mesh: Mesh, type_: TensorType) -> Sharding:
+    """Draw how a tensor of known sizes lies, cut in blocks and in units too."""
+    axes = list(mesh.names)
+    source.shuffle(axes)
+    dims: list[list[str]] = [[] for _ in range(type_.rank)]
+    chance = source.choice((0.3, 0.7, 1.0))
+    for axis in axes:
+        if dims and source.random() < chance:
+            source.choice(dims).append(axis)
+    splits = [
+        _random_split(source, mesh, tuple(cut), int(size))
+        for cut, size in zip(dims, type_.shape, strict=True)
+    ]
+    return sharding_of(tuple(splits), (), mesh)
+
+
+def _random_split(source: random.Random, mesh: Mesh, axes: tuple[str, ...], size: int) -> Split:
+    if not axes:
+        return Split()
+    divisors = [n for n in range(1, size + 1) if size % n == 0] or [1]
+    for _ in range(6):
+        groups = sorted(source.choice(divisors) if source.random() < 0.5 else 1 for _ in axes)
+        unit = source.choice(divisors) if source.random() < 0.3 else 1
+        try:
+            return normal_split(Split(axes, unit, tuple(groups)), size, mesh)
+        except ShardingError:
+            continue
+    return Split(axes)

@@ -269,6 +269,12 @@ def test_normalising_keeps_every_part(data: st.DataObject, mesh: Mesh, count: in
         assert normal.part(size, mesh, place) == split.part(size, mesh, place)
 
 
+def test_blocks_lie_in_blocks() -> None:
+    mesh = Mesh("m", (("a", 1), ("b", 2)))
+    with pytest.raises(ShardingError, match="cuts through blocks"):
+        normal_split(Split(("a", "b"), 1, (2, 3)), 6, mesh)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data(), meshes, st.lists(st.integers(1, 6), min_size=1, max_size=3))
 def test_factors_and_dimensions_are_cut_alike(
