@@ -2,7 +2,8 @@
 
    The instruction multiplies pairs of neighbouring terms and adds both products to a sum in f32, so
    packs hold pairs. Sums stay in registers over all terms, and are rounded once. Numbers below the
-   normal ones count as 0, as they do for the library on the same processors. */
+   normal ones count as 0, as they do for the library on the same processors; products that torch
+   keeps from it do not come here. */
 
 enum {
   LANES = 16, ROWS = 14, VECTORS = 2, COLUMNS = LANES * VECTORS,

@@ -192,6 +192,29 @@ def test_products_of_bf16_keep_what_is_no_number(products: str) -> None:
     assert torch.equal(out.isinf(), expected.isinf())
 
 
+# Torch multiplies these without its library, which takes numbers below the normal ones for 0.
+SMALL = ((1, 2, 8, 2), (1, 4, 31, 4), (1, 16, 16, 16), (1, 1, 64, 64), (1, 64, 64, 1), (8, 8, 8, 8))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("size", SMALL)
+def test_small_products_of_bf16_know_numbers_below_the_normal_ones(
+    size: tuple[int, int, int, int], transposed: bool
+) -> None:
+    batch, m, k, n = size
+    a = laid_out((batch, m, k), False, torch.bfloat16)
+    b = laid_out((batch, k, n), transposed, torch.bfloat16)
+    out = torch.empty(batch, m, n, dtype=torch.bfloat16)
+    segment = Segment("p", (of_bf16(a, b, out, None),), 3, ())
+    (function,) = compile_segments((segment,), products="own")
+    for left, right in ((1e-39, 2.0**120), (2.0**-70, 2.0**-60), (2.0**-100, 2.0**-29)):
+        a.fill_(left)
+        b.fill_(right)
+        call(function, [x.data_ptr() for x in (a, b, out)])
+        expected = a.double() @ b.double()
+        assert (out.double() - expected).abs().max() <= expected.abs().max() / 256
+
+
 def test_our_product_of_bf16_gives_the_same_for_any_number_of_threads() -> None:
     before_threads = torch.get_num_threads()
     for m, n, k in ((300, 200, 700), (8, 900, 701), (100, 2000, 64), (2000, 100, 33)):
