@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lynx.backends.c import compile_segments, has_products, library
+from lynx.backends.c.gemm import is_wanted
 from lynx.cache import DiskStore
 from lynx.ir import DType, symbol
 from lynx.ir.errors import CompileError
@@ -228,6 +229,28 @@ def test_our_product_of_bf16_gives_the_same_for_any_number_of_threads() -> None:
         torch.set_num_threads(before_threads)
         assert torch.equal(outs[0], outs[1])
         assert torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rows", [4, 20])
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+def test_our_long_sums_lose_no_more_than_those_of_torch(
+    dtype: DType, rows: int, transposed: bool
+) -> None:
+    """Both halves of the terms cancel, so that all of the result is what was lost."""
+    if not is_wanted("own", dtype):
+        pytest.skip("the processor has no instruction for our product")
+    torch.manual_seed(0)
+    kind = torch.float32 if dtype is DType.F32 else torch.bfloat16
+    a, b = torch.randn(1, rows, 50_000), torch.randn(1, 50_000, 48)
+    a, b = torch.cat((a, -a), 2).to(kind), torch.cat((b, b), 1).to(kind)
+    if transposed:
+        b = b.mT.contiguous().mT
+    out = torch.empty(1, rows, 48, dtype=kind)
+    segment = Segment("p", (product_of(a, b, out, False, dtype),), 3, ())
+    (function,) = compile_segments((segment,), products="own")
+    call(function, [x.data_ptr() for x in (a, b, out)])
+    assert out.abs().max() <= 3 * (a @ b).abs().max()
 
 
 def test_a_program_that_multiplies_otherwise_is_another_library(
