@@ -13,7 +13,7 @@ enum {
   WIDE = (192 / COLUMNS) * COLUMNS, /* columns of b that stay in L2 */
   OWN = 1 << 16,                    /* numbers of a pack that stay in L2 */
   SHARED = 1 << 20,                 /* numbers that are packed for all threads at once */
-  CUT = 256,                        /* additions to a sum, then they go to a sum of sums */
+  CUT = 512,                        /* additions to a sum, then it goes to a sum of sums */
   FEW = 16,                         /* rows up to which packing the columns of b does not pay */
 };
 
@@ -94,23 +94,24 @@ INLINE void rows_of_tile(int rows, const struct operands *x, const u32 *a, const
                          i64 j, i64 depth) {
   vector sum[ROWS][VECTORS], before[ROWS][VECTORS];
   EACH (int row = 0; row < rows; row++)
-    EACH (int at = 0; at < VECTORS; at++) sum[row][at] = before[row][at] = (vector){0};
-  for (i64 term = 0, cut = CUT; term < depth; term++, a += ROWS, b += COLUMNS) {
-    if (__builtin_expect(term == cut, 0)) {
+    EACH (int at = 0; at < VECTORS; at++) sum[row][at] = (vector){0};
+  for (i64 term = 0;;) {
+    for (const i64 end = smaller(depth, term + CUT); term < end; term++, a += ROWS, b += COLUMNS) {
+      pairs columns[VECTORS];
+      EACH (int at = 0; at < VECTORS; at++) columns[at] = *(const pairs *)(b + at * LANES);
       EACH (int row = 0; row < rows; row++)
-        EACH (int at = 0; at < VECTORS; at++) {
-          before[row][at] += sum[row][at];
-          sum[row][at] = (vector){0};
-        }
-      cut += CUT;
+        EACH (int at = 0; at < VECTORS; at++) add_pair(&sum[row][at], a + row, columns[at]);
     }
-    pairs columns[VECTORS];
-    EACH (int at = 0; at < VECTORS; at++) columns[at] = *(const pairs *)(b + at * LANES);
+    if (depth <= CUT) break;
+    const int is_first = term <= CUT, is_last = term == depth;
     EACH (int row = 0; row < rows; row++)
-      EACH (int at = 0; at < VECTORS; at++) add_pair(&sum[row][at], a + row, columns[at]);
+      EACH (int at = 0; at < VECTORS; at++) {
+        if (!is_first) sum[row][at] += before[row][at];
+        before[row][at] = sum[row][at];
+        if (!is_last) sum[row][at] = (vector){0};
+      }
+    if (is_last) break;
   }
-  EACH (int row = 0; row < rows; row++)
-    EACH (int at = 0; at < VECTORS; at++) sum[row][at] += before[row][at];
   if (rows == ROWS && i + ROWS <= x->m && j + COLUMNS <= x->n &&
       (!x->added || x->added_column == 1)) {
     whole(x, sum, i, j);

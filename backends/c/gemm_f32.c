@@ -17,6 +17,7 @@ enum {
   WIDE = (256 / COLUMNS) * COLUMNS, /* columns of b that stay in L2 */
   OWN = 1 << 16,                    /* numbers of a pack that stay in L2 */
   SHARED = 1 << 20,                 /* numbers that are packed for all threads at once */
+  CUT = 4 * DEPTH,                  /* terms that are added to c itself, where it is not packed */
   FEW = 8, /* rows up to which packing the columns of b does not pay; of its rows half as many */
 };
 
@@ -130,6 +131,13 @@ INLINE void pack(int width, i64 count, i64 depth, const f32 *from, i64 step, i64
   }
 }
 
+INLINE f32 over_lanes(vector x) {
+  const union { vector all; four parts[LANES / 4]; } lanes = {x};
+  four sum = lanes.parts[0];
+  EACH (int at = 1; at < LANES / 4; at++) sum += lanes.parts[at];
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
 /* The sums of `rows` rows of a, of which `real` are there, with `count` columns of b; both are
    contiguous along the terms. A row that is not there is the last one again. */
 INLINE void dots(int rows, int count, i64 real, i64 k, const f32 *a, i64 a_row, const f32 *b,
@@ -148,8 +156,7 @@ INLINE void dots(int rows, int count, i64 real, i64 k, const f32 *a, i64 a_row, 
   }
   for (i64 i = 0; i < real; i++)
     for (int j = 0; j < count; j++) {
-      f32 total = 0;
-      for (int lane = 0; lane < LANES; lane++) total += sum[i][j][lane];
+      f32 total = over_lanes(sum[i][j]);
       for (i64 more = term; more < k; more++) total += a[i * a_row + more] * b[j * b_column + more];
       f32 *to = c + i * c_row + j * c_column;
       *to = accumulate ? *to + total : total;
@@ -172,7 +179,7 @@ INLINE void add_terms(int terms, i64 count, const f32 *a, const f32 *b, i64 b_te
   }
 }
 
-enum { STRIPE = 4096 }; /* columns of c that stay in the cache while all terms are added */
+enum { STRIPE = 8192 }; /* columns of c that stay in the cache while all terms are added */
 
 INLINE void clear(f32 *c, i64 count) {
   for (i64 j = 0; j < count; j++) c[j] = 0;
@@ -197,14 +204,14 @@ static void few_rows_of_rows(const struct operands *x, i64 start, i64 stop) {
   for (i64 j = start; j < stop; j += STRIPE) {
     const i64 count = smaller(STRIPE, stop - j);
     f32 *const c = (f32 *)x->c + j;
-    /* Sums of as many terms as in a pack, as long ones would lose what they hold. */
+    /* Long sums would lose what they hold: further terms are summed up apart. */
     f32 part[FEW / 2][STRIPE];
-    for (i64 first = 0; first < x->k; first += DEPTH) {
+    for (i64 first = 0; first < x->k; first += CUT) {
       const int is_part = first > 0 || x->accumulate;
       f32 *const to = is_part ? part[0] : c;
       const i64 to_row = is_part ? STRIPE : x->c_row;
       for (i64 i = 0; i < x->m; i++) clear(to + i * to_row, count);
-      add_rows(x, first, smaller(x->k, first + DEPTH), j, count, to, to_row);
+      add_rows(x, first, smaller(x->k, first + CUT), j, count, to, to_row);
       for (i64 i = 0; is_part && i < x->m; i++)
         for (i64 column = 0; column < count; column++) c[i * x->c_row + column] += part[i][column];
     }
