@@ -19,6 +19,7 @@ from .fusion.emit_products import PRODUCTS
 from .fusion.regions import Rewriter
 from .layouts import chosen_strides, has_rule, view_strides
 from .lower import bound_symbols
+from .output_groups import views_of_groups
 from .product_layouts import product_strides
 from .requirements import IS_GRAPH
 
@@ -53,6 +54,7 @@ class _Fusion:
         self.context = context
         self.bound = frozenset(bound_symbols(graph.inputs, graph.input_specs))
         self.strides = expected_strides(graph, context)
+        self.shared = views_of_groups(graph)
         self.refused: dict[str, None] = {}
         self.clusters = Clusters(graph, self._fits, self._copies, max_ops)
 
@@ -104,6 +106,8 @@ class _Fusion:
     def _copies(self, op: Op) -> bool:
         """Whether a reshape needs a copy, as far as layouts can be told by now."""
         assert isinstance(op, Reshape), op
+        if op in self.shared:
+            return False  # what it is a view of will be laid out for it
         strides = self.strides.get(op.x)
         return strides is None or view_strides(op, strides) is None
 

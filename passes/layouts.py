@@ -162,10 +162,18 @@ def as_strided_strides(op: AsStrided, strides: Strides) -> Strides | None:
 
 @lays_out(Reshape)
 def reshape_strides(op: Reshape, strides: Strides) -> Strides | None:
-    """Compute the strides of the view, chunk by chunk of contiguous dimensions, as torch does.
+    """Compute the strides of the view: rows stay rows, whatever their sizes.
 
-    With symbolic sizes a view may be missed; copying is right as well.
+    With other layouts and symbolic sizes a view may be missed; copying is right as well.
     """
+    found = _strides_by_chunks(op, strides)
+    if found is None and all(map(is_equal, strides, contiguous_strides(op.x.shape))):
+        return contiguous_strides(op.shape)
+    return found
+
+
+def _strides_by_chunks(op: Reshape, strides: Strides) -> Strides | None:
+    """Compute the strides chunk by chunk of contiguous dimensions, as torch does."""
     old, new = op.x.shape, op.shape
     if any(dim == 0 for dim in (*old, *new)):
         same = len(old) == len(new) and all(map(is_equal, old, new))

@@ -42,7 +42,7 @@ from .layouts import (
     has_rule,
     view_strides,
 )
-from .output_groups import separate_groups
+from .output_groups import layouts_of_groups, separate_groups
 from .product_layouts import product_strides
 from .requirements import IS_GRAPH
 
@@ -248,6 +248,8 @@ def _wanted(graph: Graph) -> dict[Value, Strides]:
     for value, spec in zip(graph.outputs, graph.output_specs, strict=True):
         if value is not None and spec.strides is not None:
             wanted.setdefault(value, spec.strides)
+    for value, layout in layouts_of_groups(graph).items():
+        wanted.setdefault(value, layout)
     for op in graph.ops:
         if isinstance(op, Aten):
             for value, strides in zip(op.operands, op.operand_strides, strict=False):

@@ -6,9 +6,11 @@ import dataclasses
 from collections import Counter
 
 from lynx.ir.core import Graph, Op, Value
+from lynx.ir.dims import Dim, contiguous_strides
 from lynx.ir.location import UNKNOWN, Location
 from lynx.ir.ops.aten import Resource
 from lynx.ir.ops.elementwise_arithmetic import Copy
+from lynx.ir.ops.layout import Permute, Reshape
 from lynx.ir.types import TensorType
 
 
@@ -39,6 +41,41 @@ def separate_groups(graph: Graph) -> Graph:
     if len(ops) == len(graph.ops):
         return graph
     return dataclasses.replace(graph, ops=tuple(ops), outputs=tuple(outputs))
+
+
+def views_of_groups(graph: Graph) -> dict[Op, None]:
+    """Return the views by which outputs of one group come to lie in one memory."""
+    return {view: None for _, _, views in _members(graph) for view in views}
+
+
+def layouts_of_groups(graph: Graph) -> dict[Value, tuple[Dim, ...]]:
+    """Return the strides that values need, for groups of outputs to be views of them.
+
+    The first output of a group says how, as far as reordered and reshaped rows tell.
+    """
+    layouts: dict[Value, tuple[Dim, ...]] = {}
+    for root, strides, views in _members(graph):
+        for view in views:
+            if isinstance(view, Permute):
+                places = dict(zip(view.dims, strides, strict=True))
+                strides = tuple(places[dim] for dim in range(len(strides)))
+            elif isinstance(view, Reshape) and strides == contiguous_strides(view.shape):
+                strides = contiguous_strides(view.x.shape)
+            else:
+                break
+        else:
+            layouts.setdefault(root, strides)
+    return layouts
+
+
+def _members(graph: Graph) -> list[tuple[Value, tuple[Dim, ...], list[Op]]]:
+    """Return the outputs of groups: the value that each is a view of, its strides, the views."""
+    members: dict[tuple[int, Value], list[tuple[Value, tuple[Dim, ...], list[Op]]]] = {}
+    for value, spec in zip(graph.outputs, graph.output_specs, strict=True):
+        if value is not None and spec.fresh and spec.group >= 0 and spec.strides is not None:
+            root, views = _root_of(value)
+            members.setdefault((spec.group, root), []).append((root, spec.strides, views))
+    return [entry for found in members.values() if len(found) > 1 for entry in found]
 
 
 def _is_foreign(root: Value) -> bool:

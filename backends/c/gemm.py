@@ -25,7 +25,7 @@ MULTIPLIED = (DType.F32, DType.BF16)
 """The types for which we have a product, in the order in which libraries are given them."""
 
 _FILES = ("gemm_operands.c", "gemm_{}.c", "gemm.c")
-_VERSION = "gemm 2"
+_VERSION = "gemm 3"
 _LOG = logging.getLogger(__name__)
 _LOCK = threading.Lock()
 _ADDRESSES: dict[str, int] = {}

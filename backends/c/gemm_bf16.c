@@ -1,17 +1,19 @@
 /* What is particular to products of bf16 matrices, for processors with an instruction for them.
 
    The instruction multiplies pairs of neighbouring terms and adds both products to a sum in f32, so
-   packs hold pairs. Sums stay in registers over all terms, and are rounded once. Numbers below the
-   normal ones count as 0, as they do for the library on the same processors. */
+   packs hold pairs. Sums stay in f32 over all terms, and are rounded once. Numbers below the
+   normal ones count as 0, as they do for the library on the same processors; products that torch
+   keeps from it do not come here. */
 
 enum {
-  LANES = 16, ROWS = 14, VECTORS = 2, COLUMNS = LANES * VECTORS,
+  LANES = 16, PAIRS = 2 * LANES, ROWS = 14, VECTORS = 2, COLUMNS = LANES * VECTORS,
   TERMS = 2,                        /* in one number of a pack */
   DEPTH = 1,                        /* of no account: sums are not cut */
   TALL = (112 / ROWS) * ROWS,       /* rows of a that stay in L2 */
   WIDE = (192 / COLUMNS) * COLUMNS, /* columns of b that stay in L2 */
   OWN = 1 << 16,                    /* numbers of a pack that stay in L2 */
   SHARED = 1 << 20,                 /* numbers that are packed for all threads at once */
+  CUT = 512,                        /* additions to a sum, then it goes to a sum of sums */
   FEW = 16,                         /* rows up to which packing the columns of b does not pay */
 };
 
@@ -90,14 +92,25 @@ static void edge(const struct operands *x, const f32 *sum, i64 i, i64 j) {
 /* Computes `rows` rows of the block of c at row i and column j, of which fewer may be there. */
 INLINE void rows_of_tile(int rows, const struct operands *x, const u32 *a, const u32 *b, i64 i,
                          i64 j, i64 depth) {
-  vector sum[ROWS][VECTORS];
+  vector sum[ROWS][VECTORS], before[ROWS][VECTORS];
   EACH (int row = 0; row < rows; row++)
     EACH (int at = 0; at < VECTORS; at++) sum[row][at] = (vector){0};
-  for (i64 term = 0; term < depth; term++, a += ROWS, b += COLUMNS) {
-    pairs columns[VECTORS];
-    EACH (int at = 0; at < VECTORS; at++) columns[at] = *(const pairs *)(b + at * LANES);
+  for (i64 term = 0;;) {
+    for (const i64 end = smaller(depth, term + CUT); term < end; term++, a += ROWS, b += COLUMNS) {
+      pairs columns[VECTORS];
+      EACH (int at = 0; at < VECTORS; at++) columns[at] = *(const pairs *)(b + at * LANES);
+      EACH (int row = 0; row < rows; row++)
+        EACH (int at = 0; at < VECTORS; at++) add_pair(&sum[row][at], a + row, columns[at]);
+    }
+    if (depth <= CUT) break;
+    const int is_first = term <= CUT, is_last = term == depth;
     EACH (int row = 0; row < rows; row++)
-      EACH (int at = 0; at < VECTORS; at++) add_pair(&sum[row][at], a + row, columns[at]);
+      EACH (int at = 0; at < VECTORS; at++) {
+        if (!is_first) sum[row][at] += before[row][at];
+        before[row][at] = sum[row][at];
+        if (!is_last) sum[row][at] = (vector){0};
+      }
+    if (is_last) break;
   }
   if (rows == ROWS && i + ROWS <= x->m && j + COLUMNS <= x->n &&
       (!x->added || x->added_column == 1)) {
@@ -191,10 +204,11 @@ INLINE f32 over_lanes(vector x) {
   return x[0] + x[1];
 }
 
-/* The sums of `rows` rows of a, of which `real` are there, with `count` columns of b; both are
-   contiguous along the terms. A row that is not there is the last one again. */
-INLINE void dots(int rows, int count, i64 real, const struct operands *x, i64 i, i64 j) {
-  enum { PAIRS = 2 * LANES };
+/* Adds the terms from `term` to `stop` of the sums of `rows` rows of a, of which `real` are there,
+   with `count` columns of b; both are contiguous along the terms. A row that is not there is the
+   last one again. */
+INLINE void dots(int rows, int count, i64 real, const struct operands *x, i64 i, i64 j, i64 term,
+                 i64 stop, f32 total[4][4]) {
   vector sum[4][4];
   const u16 *row[4], *column[4];
   EACH (int r = 0; r < rows; r++)
@@ -202,22 +216,32 @@ INLINE void dots(int rows, int count, i64 real, const struct operands *x, i64 i,
   EACH (int c = 0; c < count; c++) column[c] = (const u16 *)x->b + (j + c) * x->b_column;
   EACH (int r = 0; r < rows; r++)
     EACH (int c = 0; c < count; c++) sum[r][c] = (vector){0};
-  i64 term = 0;
-  for (; term + PAIRS <= x->k; term += PAIRS)
+  for (; term + PAIRS <= stop; term += PAIRS)
     EACH (int c = 0; c < count; c++) {
       const pairs b = *(const pairs_anywhere *)(column[c] + term);
       EACH (int r = 0; r < rows; r++)
         add_pairs(&sum[r][c], *(const pairs_anywhere *)(row[r] + term), b);
     }
+  EACH (int r = 0; r < rows; r++)
+    EACH (int c = 0; c < count; c++) {
+      f32 more = over_lanes(sum[r][c]);
+      for (i64 rest = term; rest < stop; rest++)
+        more += widened_one(row[r][rest]) * widened_one(column[c][rest]);
+      total[r][c] += more;
+    }
+}
+
+/* Computes a block of c; lanes sum up no more terms than `CUT` says. */
+INLINE void block(int rows, int count, i64 real, const struct operands *x, i64 i, i64 j) {
+  f32 total[4][4] = {0};
+  for (i64 term = 0; term < x->k; term += CUT * PAIRS)
+    dots(rows, count, real, x, i, j, term, smaller(x->k, term + CUT * PAIRS), total);
   u16 *to = (u16 *)x->c + i * x->c_row + j * x->c_column;
   EACH (int r = 0; r < rows; r++)
     EACH (int c = 0; c < count; c++) {
       if (r >= real) break;
-      f32 total = over_lanes(sum[r][c]);
-      for (i64 more = term; more < x->k; more++)
-        total += widened_one(row[r][more]) * widened_one(column[c][more]);
-      if (x->added) total += added_at(x, i + r, j + c);
-      to[r * x->c_row + c * x->c_column] = rounded_one(total);
+      if (x->added) total[r][c] += added_at(x, i + r, j + c);
+      to[r * x->c_row + c * x->c_column] = rounded_one(total[r][c]);
     }
 }
 
@@ -231,10 +255,10 @@ static void few_rows(const struct operands *x, i64 start, i64 stop) {
     count = j + 4 <= stop ? 4 : 1;
     for (i64 i = 0, rows; i < x->m; i += rows) {
       rows = count == 4 ? smaller(4, x->m - i) : 1;
-      if (count == 1) dots(1, 1, 1, x, i, j);
-      else if (rows == 1) dots(1, 4, 1, x, i, j);
-      else if (rows == 2) dots(2, 4, 2, x, i, j);
-      else dots(4, 4, rows, x, i, j);
+      if (count == 1) block(1, 1, 1, x, i, j);
+      else if (rows == 1) block(1, 4, 1, x, i, j);
+      else if (rows == 2) block(2, 4, 2, x, i, j);
+      else block(4, 4, rows, x, i, j);
     }
   }
 }

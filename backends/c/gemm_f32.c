@@ -17,6 +17,7 @@ enum {
   WIDE = (256 / COLUMNS) * COLUMNS, /* columns of b that stay in L2 */
   OWN = 1 << 16,                    /* numbers of a pack that stay in L2 */
   SHARED = 1 << 20,                 /* numbers that are packed for all threads at once */
+  CUT = 4 * DEPTH,                  /* terms that are added to c itself, where it is not packed */
   FEW = 8, /* rows up to which packing the columns of b does not pay; of its rows half as many */
 };
 
@@ -130,6 +131,13 @@ INLINE void pack(int width, i64 count, i64 depth, const f32 *from, i64 step, i64
   }
 }
 
+INLINE f32 over_lanes(vector x) {
+  const union { vector all; four parts[LANES / 4]; } lanes = {x};
+  four sum = lanes.parts[0];
+  EACH (int at = 1; at < LANES / 4; at++) sum += lanes.parts[at];
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
 /* The sums of `rows` rows of a, of which `real` are there, with `count` columns of b; both are
    contiguous along the terms. A row that is not there is the last one again. */
 INLINE void dots(int rows, int count, i64 real, i64 k, const f32 *a, i64 a_row, const f32 *b,
@@ -148,8 +156,7 @@ INLINE void dots(int rows, int count, i64 real, i64 k, const f32 *a, i64 a_row, 
   }
   for (i64 i = 0; i < real; i++)
     for (int j = 0; j < count; j++) {
-      f32 total = 0;
-      for (int lane = 0; lane < LANES; lane++) total += sum[i][j][lane];
+      f32 total = over_lanes(sum[i][j]);
       for (i64 more = term; more < k; more++) total += a[i * a_row + more] * b[j * b_column + more];
       f32 *to = c + i * c_row + j * c_column;
       *to = accumulate ? *to + total : total;
@@ -174,28 +181,46 @@ INLINE void add_terms(int terms, i64 count, const f32 *a, const f32 *b, i64 b_te
 
 enum { STRIPE = 8192 }; /* columns of c that stay in the cache while all terms are added */
 
-/* Columns from `start` to `stop` of a product of few rows with b as it lies: row by row, ... */
-static void few_rows_of_rows(const struct operands *x, i64 start, i64 stop) {
-  for (i64 j = start; j < stop; j += STRIPE) {
-    const i64 count = smaller(STRIPE, stop - j);
-    if (!x->accumulate)
-      for (i64 i = 0; i < x->m; i++)
-        for (i64 column = 0; column < count; column++) ((f32 *)x->c)[i * x->c_row + j + column] = 0;
-    for (i64 term = 0, terms; term < x->k; term += terms) {
-      const f32 *b = (const f32 *)x->b + term * x->b_term + j;
-      terms = term + 4 <= x->k ? 4 : 1;
-      for (i64 i = 0; i < x->m; i++) {
-        const f32 *a = (const f32 *)x->a + i * x->a_row + term;
-        f32 *c = (f32 *)x->c + i * x->c_row + j;
-        if (terms == 4) add_terms(4, count, a, b, x->b_term, c);
-        else add_terms(1, count, a, b, x->b_term, c);
-      }
+INLINE void clear(f32 *c, i64 count) {
+  for (i64 j = 0; j < count; j++) c[j] = 0;
+}
+
+/* Adds the products of the terms from `term` to `end` to `count` columns from j on. */
+INLINE void add_rows(const struct operands *x, i64 term, i64 end, i64 j, i64 count, f32 *to,
+                     i64 to_row) {
+  for (i64 terms; term < end; term += terms) {
+    const f32 *b = (const f32 *)x->b + term * x->b_term + j;
+    terms = term + 4 <= end ? 4 : 1;
+    for (i64 i = 0; i < x->m; i++) {
+      const f32 *a = (const f32 *)x->a + i * x->a_row + term;
+      if (terms == 4) add_terms(4, count, a, b, x->b_term, to + i * to_row);
+      else add_terms(1, count, a, b, x->b_term, to + i * to_row);
     }
   }
 }
 
-/* ... or column by column. */
-static void few_rows_of_columns(const struct operands *x, i64 start, i64 stop) {
+/* Columns from `start` to `stop` of a product of few rows with b as it lies: row by row, ... */
+static void few_rows_of_rows(const struct operands *x, i64 start, i64 stop) {
+  for (i64 j = start; j < stop; j += STRIPE) {
+    const i64 count = smaller(STRIPE, stop - j);
+    f32 *const c = (f32 *)x->c + j;
+    /* Long sums would lose what they hold: further terms are summed up apart. */
+    f32 part[FEW / 2][STRIPE];
+    for (i64 first = 0; first < x->k; first += CUT) {
+      const int is_part = first > 0 || x->accumulate;
+      f32 *const to = is_part ? part[0] : c;
+      const i64 to_row = is_part ? STRIPE : x->c_row;
+      for (i64 i = 0; i < x->m; i++) clear(to + i * to_row, count);
+      add_rows(x, first, smaller(x->k, first + CUT), j, count, to, to_row);
+      for (i64 i = 0; is_part && i < x->m; i++)
+        for (i64 column = 0; column < count; column++) c[i * x->c_row + column] += part[i][column];
+    }
+  }
+}
+
+/* ... or column by column, for `k` terms. */
+static __attribute__((noinline)) void add_columns(const struct operands *x, i64 start, i64 stop,
+                                                  i64 k, i64 accumulate) {
   for (i64 j = start, count; j < stop; j += count) {
     const f32 *b = (const f32 *)x->b + j * x->b_column;
     count = j + 4 <= stop ? 4 : 1;
@@ -204,8 +229,8 @@ static void few_rows_of_columns(const struct operands *x, i64 start, i64 stop) {
       f32 *c = (f32 *)x->c + i * x->c_row + j * x->c_column;
       rows = count == 4 ? smaller(4, x->m - i) : 1;
 #define DOTS(R, N, J)                                                                      \
-  dots(R, N, rows, x->k, a, x->a_row, b + (J)*x->b_column, x->b_column, c + (J)*x->c_column, \
-       x->c_row, x->c_column, x->accumulate)
+  dots(R, N, rows, k, a, x->a_row, b + (J)*x->b_column, x->b_column, c + (J)*x->c_column, \
+       x->c_row, x->c_column, accumulate)
       if (count == 1) DOTS(1, 1, 0);
       else if (rows == 1) DOTS(1, 4, 0);
       else if (rows == 2) DOTS(2, 4, 0);
@@ -213,6 +238,16 @@ static void few_rows_of_columns(const struct operands *x, i64 start, i64 stop) {
         /* More sums than these do not fit into the registers. */
         for (int half = 0; half < 4; half += 2) DOTS(4, 2, half);
     }
+  }
+}
+
+/* Lanes sum up no more terms than packs have. */
+static void few_rows_of_columns(const struct operands *x, i64 start, i64 stop) {
+  struct operands y = *x;
+  for (i64 first = 0; first < x->k; first += DEPTH * LANES) {
+    y.a = (const f32 *)x->a + first;
+    y.b = (const f32 *)x->b + first;
+    add_columns(&y, start, stop, smaller(DEPTH * LANES, x->k - first), x->accumulate || first > 0);
   }
 }
 

@@ -251,14 +251,25 @@ INLINE f32 lynx_of_bf16(const char *x, i64 at) {
   return lynx_make_f32((u32)((const u16 *)x)[at] << 16);
 }
 
-/* What our own product of bf16 leaves: sums of nothing, and all if there is no memory for packs. */
+/* Multiplications up to which torch takes no library for bf16. From there on numbers below the
+   normal ones count as 0 there, and in our own product; below they count as what they are. */
+#define PLAIN_WORK 4096
+
+/* What our own product of bf16 leaves: small ones, sums of nothing, and all if there is no memory
+   for packs. Several sums at once, as each addition waits for the one before. */
 __attribute__((noinline)) static void lynx_plain_bf16(const struct operands *x) {
   for (i64 i = 0; i < x->m; ++i)
     for (i64 j = 0; j < x->n; ++j) {
-      f32 sum = 0;
-      for (i64 term = 0; term < x->k; ++term)
-        sum += lynx_of_bf16(x->a, i * x->a_row + term * x->a_term) *
-               lynx_of_bf16(x->b, j * x->b_column + term * x->b_term);
+      const i64 a = i * x->a_row, b = j * x->b_column;
+      f32 sums[4] = {0}, sum;
+      i64 term = 0;
+      for (; term + 4 <= x->k; term += 4)
+        for (i64 at = 0; at < 4; ++at)
+          sums[at] += lynx_of_bf16(x->a, a + (term + at) * x->a_term) *
+                      lynx_of_bf16(x->b, b + (term + at) * x->b_term);
+      sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+      for (; term < x->k; ++term)
+        sum += lynx_of_bf16(x->a, a + term * x->a_term) * lynx_of_bf16(x->b, b + term * x->b_term);
       if (x->added) sum += lynx_of_bf16(x->added, i * x->added_row + j * x->added_column);
       const u32 bits = lynx_bits_f32(sum);
       const u32 near = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -266,7 +277,7 @@ __attribute__((noinline)) static void lynx_plain_bf16(const struct operands *x) 
     }
 }
 
-INLINE void lynx_multiply_one(const struct product *p, i64 at, i64 threads) {
+INLINE void lynx_multiply_one(const struct product *p, i64 at, i64 threads, int is_small) {
   const i64 far = at / p->batch, near = at % p->batch;
   const struct operands x = {
       p->m, p->n, p->k,
@@ -277,7 +288,7 @@ INLINE void lynx_multiply_one(const struct product *p, i64 at, i64 threads) {
       p->added ? p->added + (far * p->added_far + near * p->added_step) * p->size : 0,
       p->added_row, p->added_column};
   multiply *const own = p->size == 4 ? lynx_multiply_f32 : p->size == 2 ? lynx_multiply_bf16 : 0;
-  if (own && own(&x, threads)) return;
+  if (own && !(p->size == 2 && is_small) && own(&x, threads)) return;
   if (p->size == 2) lynx_plain_bf16(&x);
   else lynx_by_library(&x, p->size);
 }
@@ -287,7 +298,7 @@ static void lynx_product_member(void *argument) {
   for (;;) {
     const i64 at = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED);
     if (at >= p->batch * p->outer) break;
-    lynx_multiply_one(p, at, 1);
+    lynx_multiply_one(p, at, 1, 0);
   }
 }
 
@@ -301,6 +312,7 @@ __attribute__((noinline, unused)) static void lynx_product(struct product *p) {
     lynx_fork(lynx_product_member, p, (unsigned)threads, 0);
     return;
   }
-  for (i64 at = 0; at < count; ++at) lynx_multiply_one(p, at, work > 4e5 ? threads : 1);
+  const int is_small = work * (f64)count <= PLAIN_WORK;
+  for (i64 at = 0; at < count; ++at) lynx_multiply_one(p, at, work > 4e5 ? threads : 1, is_small);
 }
 """

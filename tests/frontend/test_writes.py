@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lynx.backends.c import has_compiler
 from lynx.records import RECORDS
+from tests.tools.compare import compiled
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="there is no C compiler")
 
@@ -302,3 +303,31 @@ def test_what_is_written_several_times_is_as_in_eager(number: int) -> None:
         compiled(*given)
         written(*wanted)
         assert torch.equal(given[0], wanted[0])
+
+
+def shared_after_writes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    a = x * 2
+    a.t()[0].zero_()
+    return a.view(-1), a.view(2, -1), a.t()
+
+
+def shared_and_written_through(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    a = x * 2
+    row = a.view(-1)
+    row[2:5].copy_(x[0, :3])
+    a.add_(row.view_as(a))
+    a.t()[0].zero_()
+    return a, row
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [shared_after_writes, shared_and_written_through])
+def test_results_that_share_memory_still_do_after_writes_by_views(
+    function: Callable[..., tuple[torch.Tensor, ...]], dynamic: bool
+) -> None:
+    x = torch.randn(4, 5)
+    outs, expected = compiled(function, dynamic=dynamic)(x), function(x)
+    assert len({out.untyped_storage().data_ptr() for out in outs}) == 1
+    for out, wanted in zip(outs, expected, strict=True):
+        assert torch.equal(out, wanted)
+        assert out.stride() == wanted.stride()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lynx.backends.c import compile_segments, has_products, library
+from lynx.backends.c.gemm import is_wanted
 from lynx.cache import DiskStore
 from lynx.ir import DType, symbol
 from lynx.ir.errors import CompileError
@@ -192,6 +193,29 @@ def test_products_of_bf16_keep_what_is_no_number(products: str) -> None:
     assert torch.equal(out.isinf(), expected.isinf())
 
 
+# Torch multiplies these without its library, which takes numbers below the normal ones for 0.
+SMALL = ((1, 2, 8, 2), (1, 4, 31, 4), (1, 16, 16, 16), (1, 1, 64, 64), (1, 64, 64, 1), (8, 8, 8, 8))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("size", SMALL)
+def test_small_products_of_bf16_know_numbers_below_the_normal_ones(
+    size: tuple[int, int, int, int], transposed: bool
+) -> None:
+    batch, m, k, n = size
+    a = laid_out((batch, m, k), False, torch.bfloat16)
+    b = laid_out((batch, k, n), transposed, torch.bfloat16)
+    out = torch.empty(batch, m, n, dtype=torch.bfloat16)
+    segment = Segment("p", (of_bf16(a, b, out, None),), 3, ())
+    (function,) = compile_segments((segment,), products="own")
+    for left, right in ((1e-39, 2.0**120), (2.0**-70, 2.0**-60), (2.0**-100, 2.0**-29)):
+        a.fill_(left)
+        b.fill_(right)
+        call(function, [x.data_ptr() for x in (a, b, out)])
+        expected = a.double() @ b.double()
+        assert (out.double() - expected).abs().max() <= expected.abs().max() / 256
+
+
 def test_our_product_of_bf16_gives_the_same_for_any_number_of_threads() -> None:
     before_threads = torch.get_num_threads()
     for m, n, k in ((300, 200, 700), (8, 900, 701), (100, 2000, 64), (2000, 100, 33)):
@@ -205,6 +229,28 @@ def test_our_product_of_bf16_gives_the_same_for_any_number_of_threads() -> None:
         torch.set_num_threads(before_threads)
         assert torch.equal(outs[0], outs[1])
         assert torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rows", [4, 20])
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+def test_our_long_sums_lose_no_more_than_those_of_torch(
+    dtype: DType, rows: int, transposed: bool
+) -> None:
+    """Both halves of the terms cancel, so that all of the result is what was lost."""
+    if not is_wanted("own", dtype):
+        pytest.skip("the processor has no instruction for our product")
+    torch.manual_seed(0)
+    kind = torch.float32 if dtype is DType.F32 else torch.bfloat16
+    a, b = torch.randn(1, rows, 50_000), torch.randn(1, 50_000, 48)
+    a, b = torch.cat((a, -a), 2).to(kind), torch.cat((b, b), 1).to(kind)
+    if transposed:
+        b = b.mT.contiguous().mT
+    out = torch.empty(1, rows, 48, dtype=kind)
+    segment = Segment("p", (product_of(a, b, out, False, dtype),), 3, ())
+    (function,) = compile_segments((segment,), products="own")
+    call(function, [x.data_ptr() for x in (a, b, out)])
+    assert out.abs().max() <= 3 * (a @ b).abs().max()
 
 
 def test_a_program_that_multiplies_otherwise_is_another_library(
