@@ -172,14 +172,14 @@ class AveragePoolBackward(Op, name="average_pool_backward"):
         """Spread in parallel over windows that tile the planes; keep other planes whole."""
         factors = Factors()
         count = len(self.kernel)
-        if self._tiles_planes():
+        if self.tiles_planes():
             axes = _positions(factors, self.grad)
             written = _windows(factors, axes, self, self.x)
             return factors.space((axes, written), (written,), ((0,),))
         x, y = _planes(factors, (self.x, self.grad), count)
         return factors.space((y, x), (x,), ((0,),))
 
-    def _tiles_planes(self) -> bool:
+    def tiles_planes(self) -> bool:
         """Whether each element of a plane is in just one window."""
         count = len(self.kernel)
         sizes = zip(self.x.shape[-count:], self.grad.shape[-count:], self.kernel, strict=True)

@@ -18,6 +18,7 @@ from lynx.passes.pipeline import Pipeline
 from .annotations import Annotations
 from .discover import with_found_rules
 from .expand import expand_blocked
+from .halo import SLIDING
 from .partition import Partitioned, partition
 from .propagate import Layouts, propagate
 from .report import summary
@@ -73,7 +74,9 @@ def distribute(graph: Graph, annotations: Annotations, context: PassContext) -> 
     prepared: Graph = clock.time("clean", CLEAN.run, graph, context)
     prepared = clock.time("discover", with_found_rules, prepared, context)
     layouts = clock.time("propagate", propagate, prepared, annotations)
-    for _ in range(_MOST_EXPANSIONS):
+    # What windows slide over is known to be cut only when what comes before runs in pieces.
+    sliding = sum(isinstance(op, SLIDING) for op in prepared.ops)
+    for _ in range(_MOST_EXPANSIONS + sliding):
         expanded = clock.time("expand", expand_blocked, prepared, layouts, context)
         if expanded is prepared:
             break

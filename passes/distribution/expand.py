@@ -27,7 +27,7 @@ from lynx.passes.decompose import RULES
 from lynx.passes.decompose_build import total, wide
 from lynx.passes.rewrite import NoMatch, Rule, rewrite, rule
 
-from . import attention_keys
+from . import attention_keys, halo
 from .alternatives import alternative
 from .blocks import join_equal_blocks, slice_whole_block
 from .merged_scores import cuts_merged, take_scores_apart, take_scores_apart_backward
@@ -100,6 +100,7 @@ def expand_blocked(graph: Graph, layouts: Layouts, context: PassContext) -> Grap
         counts.setdefault(_key(op), set()).add(by_keys.of(op) or row_pieces(op, layouts, uses))
     # Of ops that cannot be told apart, none runs in pieces unless all do: places may be used.
     pieces = {key: max(found) for key, found in counts.items() if len(found) == 1 and max(found)}
+    halos = halo_exchanges(graph, layouts)
     many = many_rows(graph)
     blocked = {
         _key(op)
@@ -108,15 +109,35 @@ def expand_blocked(graph: Graph, layouts: Layouts, context: PassContext) -> Grap
         and _is_blocked(op, layouts)
         and not (isinstance(op, Select) and op.x in many)
     }
-    if not blocked and not pieces:
+    if not blocked and not pieces and not halos:
         return graph
 
     def is_chosen(op: Op) -> bool:
         key = _key(op)
-        return key in blocked or key in pieces
+        return key in blocked or key in pieces or key in halos
 
-    of_pieces = (*attention_keys.rules_for(pieces, _key), *rules_for(pieces, _key))
+    of_pieces = (
+        *attention_keys.rules_for(pieces, _key), *rules_for(pieces, _key),
+        *halo.rules_for(halos, _key),
+    )  # fmt: skip
     return rewrite(graph, (*of_pieces, *EXPANSIONS), context, is_chosen)
+
+
+def halo_exchanges(graph: Graph, layouts: Layouts) -> dict[Hashable, halo.Halo]:
+    """Return the ops that run on pieces with the borders of their neighbours, by their keys.
+
+    Ops that cannot be told apart do so in one way, or not at all.
+    """
+    found: dict[Hashable, set[halo.Halo | None]] = {}
+    for op in graph.ops:
+        if isinstance(op, halo.SLIDING):
+            found.setdefault(_key(op), set()).add(halo.halo_of(op, layouts))
+    chosen: dict[Hashable, halo.Halo] = {}
+    for key, ways in found.items():
+        (way, *others) = ways
+        if way is not None and not others:
+            chosen[key] = way
+    return chosen
 
 
 def _key(op: Op) -> Hashable:

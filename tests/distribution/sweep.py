@@ -28,6 +28,7 @@ def cases(count: int) -> list[Case]:
     found += [Case(name, "tp", tp, mode="eval") for name in WHOLE]
     found += [Case(name, "tp", tp) for name in (*DROPOUT, "six heads", "vocabulary")]
     found += [Case(name, "dp", dp) for name in ("dropout gpt", "conv net")]
+    found += [Case("conv net", "rows", tp)]
     # Models that make plain tensors inside are none for DTensor's own propagation.
     found += [
         Case("perceptron", plan, axes, "dtensor") for plan, axes in (("fsdp", dp), ("tp", tp))
@@ -36,6 +37,7 @@ def cases(count: int) -> list[Case]:
         grid = (("dp", 2), ("tp", 2))
         found += [Case(name, "dp+tp", grid) for name in (*WHOLE, *DROPOUT, "six heads")]
         found += [Case(name, "fsdp+tp", grid) for name in WHOLE]
+        found += [Case("conv net", "dp+rows", grid)]
     return found
 
 

@@ -19,8 +19,8 @@ from tests.distribution.random_plans import random_mesh, random_sharding
 from tests.distribution.test_rules import cases, in_double
 from tests.samples.inputs import SAMPLES, draw
 
-APART = ("constrain", "attention_backward")
-"""One names axes of its own; the other has operands that belong together."""
+APART = ("constrain", "attention_backward", "max_pool_backward")
+"""The first names axes of its own, the others have operands that belong together."""
 KEYS = [
     key
     for case in cases()

@@ -15,6 +15,7 @@ SOME = (
     Case("llama 9/3", "tp+sp", (("tp", 2),)),
     Case("gpt", "tp", (("tp", 2),), mode="eval"),
     Case("perceptron", "fsdp", (("dp", 2),), "dtensor"),
+    Case("conv net", "rows", (("tp", 2),)),
 )
 """What runs each time: every plan, door and mode once."""
 

@@ -193,6 +193,8 @@ def plan_of(case: Case, model: nn.Module, inputs: Batch) -> dict[str, str]:
         plan = {name: _sharded(spec_for(plan, name, rank), rank) for name, rank in names.items()}
     if "dp" in case.plan:
         plan |= {f"inputs.{name}": "dp, ..." for name in inputs}
+    if "rows" in case.plan:
+        plan["inputs.images"] = "_, _, tp, _"
     return plan
 
 
