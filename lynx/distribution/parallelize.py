@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import os
@@ -72,9 +73,9 @@ def parallelize(
     _check_inputs(model, rules)
     annotations = _annotations(tensors, rules, groups.mesh)
     Materializer(model, groups, annotations, loc).run(init)
-    said = _said_of(model, annotations)
-    forward = _Forward(model, rules, groups, _chosen(mode, options), said)
-    model.forward = forward
+    model.forward = _Forward(
+        model, model.forward, rules, groups, _chosen(mode, options), annotations
+    )
     return model
 
 
@@ -184,24 +185,47 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class _Forward:
-    """Calls the compiled forward of a model with stand-ins for its parameters and inputs."""
+    """Calls the compiled forward of a model with stand-ins for its parameters and inputs.
+
+    `annotations` are those of parameters and buffers, by one of the names of each.
+    """
 
     model: torch.nn.Module
+    original: Callable[..., Any]
     plan: Plan
     groups: Groups
     compile_options: dict[str, Any]
-    said: Mapping[tuple[int, str], Annotation]
+    annotations: Mapping[str, Annotation]
     _inputs: dict[tuple[Any, ...], StandIn] = field(default_factory=dict)
     _tensors: dict[tuple[int, str], tuple[Any, StandIn]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        original = self.model.forward
-        self.signature = inspect.signature(original)
+        self.signature = inspect.signature(self.original)
         self.compiled: Callable[..., Any] = torch.compile(
-            _apart(original), backend="lynx", fullgraph=True, dynamic=False, **self.compile_options
+            _apart(self.original),
+            backend="lynx",
+            fullgraph=True,
+            dynamic=False,
+            **self.compile_options,
         )
         self.__signature__ = self.signature
         self.run: Callable[..., Any] = torch.compiler.disable(self._run)  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
+        """Return the forward of a copy of the model, which is compiled anew, on the same mesh."""
+        model = copy.deepcopy(self.model, memo)
+        original = self.original
+        if inspect.ismethod(original) and original.__self__ is self.model:
+            original = types.MethodType(original.__func__, model)
+        else:
+            original = copy.deepcopy(original, memo)
+        rest = (self.plan, self.groups, self.compile_options, self.annotations)
+        return _Forward(model, original, *rest)
+
+    @functools.cached_property
+    def said(self) -> Mapping[tuple[int, str], Annotation]:
+        """What is said of each parameter and buffer, see `_said_of`."""
+        return _said_of(self.model, self.annotations)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the model on whole or distributed inputs."""

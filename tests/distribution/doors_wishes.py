@@ -64,6 +64,28 @@ def open_parameters() -> list[Any]:
     return [model.layer.weight.placements, result.placements]
 
 
+def copies() -> list[Any]:
+    """Return how the result of a copy of a model lies, which is a model of its own."""
+    torch.manual_seed(0)
+    on = doors.mesh(("tp", 1), ("ep", 2))
+    plan = {"layer.weight": "tp?, _", "layer.bias": "(tp, ep)"}
+    model = lynx.parallelize(Tall(), on, plan, options=doors.STRICT)
+    x = torch.randn(3, 6)
+    early = copy.deepcopy(model)
+    result = model(x).full_tensor().detach()
+    late = copy.deepcopy(model)
+    for one in (early, late):
+        doors.close(one(x), result, "the copy's result")
+    with torch.no_grad():
+        for parameter in (*early.parameters(), *late.parameters()):
+            parameter.mul_(0)
+    doors.close(model(x), result, "the model's result")
+    doors.close(early(x), result * 0, "the changed copy's result")
+    late(x).sum().backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    return list(late(x).placements)
+
+
 class Fused(torch.nn.Module):
     """Queries, keys and values of some heads in one projection."""
 

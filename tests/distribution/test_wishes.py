@@ -52,6 +52,11 @@ def test_open_parameters(two: Processes) -> None:
         assert result == (Shard(1), Shard(1))
 
 
+def test_copies_are_models_of_their_own(two: Processes) -> None:
+    for placements in two.run(doors_wishes.copies):
+        assert placements == [Shard(1), Shard(1)]
+
+
 def test_unknown_operators_are_cut(two: Processes) -> None:
     """Nothing is gathered of a batch that is cut, forward and backward."""
     for said, moved in two.run(doors_unknown.trained):
