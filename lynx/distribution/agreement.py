@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .failures import CommunicationError
 from .groups import Groups
 
+_NAME = re.compile(r"%(\w+)")
+
 
 @dataclass
 class Agreement:
-    """Compares the text of one program among all processes of a mesh, once."""
+    """Compares the text of one program among all processes of a mesh, once.
+
+    `titles` are the user's names of values in the text.
+    """
 
     name: str
     text: str
     groups: Groups
+    titles: Mapping[str, str] = field(default_factory=dict)
 
     def reach(self) -> None:
         """Return when all processes have the text; `CommunicationError` where one has another."""
@@ -35,9 +43,14 @@ class Agreement:
     def _difference(self, texts: list[str]) -> str:
         ranks = self.groups.control().ranks
         other = next(i for i, text in enumerate(texts) if text != texts[0])
+        difference = first_difference(texts[0], texts[other])
+        named = [name for name in dict.fromkeys(_NAME.findall(difference)) if name in self.titles]
+        known = "".join(f"\n  %{name} is {self.titles[name]}" for name in named)
         return (
             f"ranks compiled different programs: {self.name} of rank {ranks[0]} and that of rank "
-            f"{ranks[other]} differ first in {first_difference(texts[0], texts[other])}"
+            f"{ranks[other]} differ first in {difference}{known}\n"
+            "All ranks must call the model alike: inputs of the same shapes and types, the same "
+            "settings, and no code that depends on the rank"
         )
 
 

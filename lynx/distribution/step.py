@@ -136,7 +136,9 @@ class DistributedStep:
                 context.remarks.append(Remark("mesh", f"all is gathered: {error}"))
             else:
                 self._remember(frame)
-                agreement = Agreement(name, print_graph(typed), self.groups)
+                agreement = Agreement(
+                    name, print_graph(typed), self.groups, self._titles(graph, frame)
+                )
                 enter = functools.partial(entered, graph=local, agreement=agreement)
                 layout = self._layout(graph.name, frame, found) if explained else None
                 return LocalGraph(local, enter, typed, layout)
@@ -149,6 +151,12 @@ class DistributedStep:
 
         self._remember(frame)
         return LocalGraph(without_constraints(graph), wrap)
+
+    def _titles(self, graph: Graph, frame: Frame) -> dict[str, str]:
+        """Return the names by which the user knows inputs, by those in the text of a program."""
+        titles = (title(text, self.names) for text in frame.sources)
+        pairs = zip(graph.inputs, titles, strict=True)
+        return {value.name: text for value, text in pairs if value.name and text}
 
     def _in_buckets(self, typed: Graph, context: PassContext) -> Graph:
         """Return the program of the mesh in which small tensors travel together."""

@@ -385,6 +385,15 @@ def from_nothing() -> None:
             assert torch.equal(whole(a), b)
 
 
+def different_inputs() -> str:
+    model = lynx.parallelize(MLP(), mesh(("dp", 2)), {"inputs.0": "dp, _"}, options=STRICT)
+    try:
+        model(torch.randn(8 + torch.distributed.get_rank(), 8))
+    except CommunicationError as error:
+        return str(error)
+    raise AssertionError("ranks took different inputs")
+
+
 def different_programs() -> str:
     groups = groups_of(mesh(("tp", 2)), read_settings({"collective_timeout": 20}))
     rank = torch.distributed.get_rank()

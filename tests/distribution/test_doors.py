@@ -117,6 +117,13 @@ def test_ranks_with_different_programs(two: Processes) -> None:
         assert "line 2:\n  - line 1 y\n  + line 1 x" in said
 
 
+def test_ranks_with_different_inputs(two: Processes) -> None:
+    for said in two.run(doors.different_inputs):
+        assert "programs-differ" in said
+        assert "%primals_3 is inputs.x" in said
+        assert "All ranks must call the model alike" in said
+
+
 @pytest.mark.parametrize("door", ["plan", "tensors"])
 def test_explained(two: Processes, door: str) -> None:
     """How values lie and why, what is sent, and for what reason, in words of the model's author."""
