@@ -116,7 +116,7 @@ def _along(
         return None
     before = window.padding
     after = window.dilation * (window.kernel - 1) + 1 - window.padding - window.stride
-    if before + max(after, 0) >= length or after > window.end_padding:
+    if before < 0 or before + max(after, 0) >= length or after > window.end_padding:
         return None
     return Halo(dim, pieces, length, count, before, after)
 

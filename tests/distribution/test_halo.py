@@ -198,6 +198,14 @@ def test_otherwise_the_image_is_gathered(op: Op, mesh: Mesh) -> None:
     compare(op, graph, values, run(op, values, {}, {}))
 
 
+def test_negative_padding_is_none_of_a_halo() -> None:
+    weight = tensor(4, 4, 3, 3)
+    op = Convolution(X, weight, None, padding=(-1, 0), end_padding=(3, 0))
+    assert op.results[0].shape[2] == X.shape[2]
+    graph = laid_out(op, TWO, {X: "_, _, a, _"})
+    assert any("16 @ a" in one for one in moved(graph))
+
+
 # Networks
 
 
