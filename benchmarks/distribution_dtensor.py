@@ -1,6 +1,6 @@
 """What DTensor's eager propagation and Lynx communicate for the same model and the same plan.
 
-    python benchmarks/distribution_dtensor.py                   4 processes, a table
+    python -m benchmarks.distribution_dtensor                   4 processes, a table
 
 A GPT takes one training step by each recipe: eagerly, with parameters distributed as DTensors and
 operator-by-operator propagation, and through Lynx from the same placements. Collectives are
@@ -13,10 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lynx  # noqa: F401 - registers the back end
+from benchmarks.launch import is_launched, launched
 from lynx.passes.distribution.report import Traffic, traffic_of
 from lynx.records import RECORDS
 
@@ -214,17 +212,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--out", default="", help="where the processes leave what they found")
     options = parser.parse_args(arguments)
-    if "RANK" in os.environ:
+    if is_launched():
         measure(options)
         return 0
-    with tempfile.TemporaryDirectory() as folder:
-        out = str(Path(folder) / "results.json")
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        command = [sys.executable, *launch, str(options.processes), __file__, *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        code = subprocess.run([*command, "--out", out], env=environment, check=False).returncode
-        if code == 0:
-            print(table(json.loads(Path(out).read_text())))
+    code, results = launched("benchmarks.distribution_dtensor", arguments, options.processes)
+    if code == 0:
+        print(table(results))
     return code
 
 

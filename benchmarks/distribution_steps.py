@@ -1,7 +1,7 @@
 """Time training steps on several processes: Lynx next to DDP, FSDP2 and DTensor's own propagation.
 
-    python benchmarks/distribution_steps.py
-    python benchmarks/distribution_steps.py --processes 4 --rounds 20
+    python -m benchmarks.distribution_steps
+    python -m benchmarks.distribution_steps --processes 4 --rounds 20
 
 Each recipe trains the GPT of the examples twice from the same weights on the same batches: by a
 plan of Lynx, and by what torch has for it, eager. They take turns step by step in the same
@@ -15,9 +15,7 @@ import copy
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +36,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import lynx
+from benchmarks.launch import is_launched, launched
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
@@ -268,21 +267,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Start the processes, and print what they found."""
     options = parse(arguments)
-    if "RANK" in os.environ:
+    if is_launched():
         measure(options)
         return 0
-    with tempfile.TemporaryDirectory() as folder:
-        out = str(Path(folder) / "results.json")
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        command = [sys.executable, *launch, str(options.processes), __file__, *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        code = subprocess.run([*command, "--out", out], env=environment, check=False).returncode
-        if code == 0:
-            results = json.loads(Path(out).read_text())
-            print(report(results, options))
-            if options.folder:
-                page = Path(options.folder) / "distribution-steps.md"
-                page.write_text(report(results, options), encoding="utf-8")
+    code, results = launched("benchmarks.distribution_steps", arguments, options.processes)
+    if code == 0:
+        print(report(results, options))
+        if options.folder:
+            page = Path(options.folder) / "distribution-steps.md"
+            page.write_text(report(results, options), encoding="utf-8")
     return code
 
 

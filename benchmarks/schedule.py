@@ -1,166 +1,292 @@
-"""Time steps over a slow link, scheduled and not, and compare the gain with the simulator's.
+"""Train a GPT over a slow link, scheduled and not, and compare the gain with the simulator's.
 
-python -m benchmarks.schedule --recipe fsdp --delay 0.02
+    python -m benchmarks.schedule
+    python -m benchmarks.schedule --recipes fsdp,2d --processes 4 --delay 0.005
+
+The GPT of the examples runs forward and backward by each recipe, compiled once for each schedule,
+in turns, from the same weights on the same batch. Every message takes `delay` seconds longer: an
+algorithm whose steps wait for each other pays it in each step. Lynx is told so by a description of
+the machine, as a user would, with a speed of computation measured while all processes work.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import copy
+import json
+import os
+import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
-from lynx.backends.reference import call_of, communicators
-from lynx.distribution.groups import Group, Groups
-from lynx.generators import generator_of, target_of
-from lynx.pass_context import pass_context
-from lynx.passes import parse_pipeline
-from lynx.passes.distribution.machine import Link, MeshTarget, read_target
+import lynx
+from benchmarks.launch import is_launched, launched
+from lynx.distribution.groups import Group
+from lynx.passes import Pipeline, parse_pipeline
+from lynx.passes.distribution.machine import read_target
 from lynx.passes.distribution.simulate import simulate
-from lynx.runtime import Executable, build
-from lynx.settings import read_settings
-from tests.processes import run_in_processes
-from tests.schedules import RECIPES, local_inputs, local_step
+from lynx.records import RECORDS
 
-LOWER = "lower,reinplace,plan-memory"
-SCHEDULES = {
-    "unscheduled": f"split-collectives,{LOWER}",
-    "conservative": f"split-collectives,schedule-overlap,{LOWER}",
-    "buckets": f"split-collectives,bucket-collectives,prefetch-gathers,schedule-overlap,{LOWER}",
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+
+from train_distributed import RECIPES, Recipe, cut_sequences
+from train_gpt import GPT, VOCABULARY
+
+WITHOUT = {
+    "as written": ("start-buckets", "schedule-overlap"),
+    "no buckets": ("start-buckets",),
+    "default": (),
 }
-REPEATS = 5
+"""The passes that each schedule leaves out of the default pipeline."""
+WARMUP = 2
 
 
-class Waiting:
-    """Seconds for which the program waited for communication."""
-
-    seconds = 0.0
-
-
-def slow(group: Group, delay: float, waiting: Waiting) -> None:
-    """Let each transfer of a group take longer, and note how long the program waits for it."""
-    transfer, submit = group._wait, group.submit
-
-    def delayed(collective: str, where: str, start: Callable[[], Any]) -> None:
-        time.sleep(delay)
-        transfer(collective, where, start)
-
-    def timed(job: Callable[[], None], given: Any) -> Callable[[], None]:
-        finish = submit(job, given)
-
-        def wait() -> None:
-            begin = time.perf_counter()
-            finish()
-            waiting.seconds += time.perf_counter() - begin
-
-        return wait
-
-    group._wait = delayed  # type: ignore[method-assign]  # a slow link
-    group.submit = timed  # type: ignore[method-assign]  # a stop watch
+def pipeline_without(names: Sequence[str]) -> str:
+    """Return the text of the default pipeline without some of its passes."""
+    passes = parse_pipeline("default").passes
+    return str(Pipeline(tuple(one for one in passes if one.name not in names)))
 
 
-def measure(rank: int, recipe: str, delay: float, sizes: dict[str, int]) -> dict[str, Any]:
-    """Return the median step, the time of waiting and the simulated step of each schedule."""
-    mesh = RECIPES[recipe][1]
-    shape = tuple(size for _, size in mesh.axes)
-    groups = Groups(init_device_mesh("cpu", shape, mesh_dim_names=mesh.names))
-    waiting = Waiting()
-    for axes in [(name,) for name in mesh.names]:
-        communicators[axes] = groups.group(axes)
-    graph = local_step(recipe, rank, 4, **sizes)
-    target = calibrated(delay, sizes)
-    for axes in [(name,) for name in mesh.names]:
-        slow(groups.group(axes), delay, waiting)
-    settings = read_settings()
-    inputs = local_inputs(graph, rank)
-    found: dict[str, Any] = {}
-    programs = {}
-    for name, passes in SCHEDULES.items():
-        machine = target_of(graph, settings.cpu_kernels)
-        program: Any = parse_pipeline(passes).run(graph, pass_context(graph, machine))
-        programs[name] = build(
-            program, call_of, resources={}, native=generator_of(machine, settings)
-        )
-        result = simulate(program, target)
-        found[name] = {"predicted": result.step_time, "hidden": result.exposed}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in SCHEDULES}
-    outputs: dict[str, list[torch.Tensor]] = {}
-    for _ in range(REPEATS + 1):
-        for name, executable in programs.items():
-            times[name].append(_timed(executable, inputs, waiting, outputs, name))
-    for name, entries in times.items():
-        entries = sorted(entries[1:])
-        found[name]["step"], found[name]["waited"] = entries[len(entries) // 2]
-        found[name]["same"] = all(map(torch.equal, outputs[name], outputs["unscheduled"]))
-    return found
+@dataclass
+class Link:
+    """What is between the processes: each message takes `delay` seconds longer.
+
+    `waited` are the seconds for which this process has waited for communication.
+    """
+
+    delay: float
+    waited: float = 0.0
+
+    def steps(self, collective: str, size: int) -> int:
+        """Return how many messages wait for each other in a collective of a group."""
+        return 2 if collective == "all_reduce" and size == 2 else size - 1
+
+    def slow_down(self) -> None:
+        """Put the link between all processes from now on."""
+        transfer, submit = Group._wait, Group.submit
+
+        def delayed(group: Group, collective: str, where: str, start: Callable[[], Any]) -> None:
+            time.sleep(self.delay * self.steps(collective, group.size))
+            transfer(group, collective, where, start)
+
+        def timed(group: Group, job: Any, given: Any) -> Callable[[], None]:
+            finish = submit(group, job, given)
+
+            def wait() -> None:
+                begin = time.perf_counter()
+                finish()
+                self.waited += time.perf_counter() - begin
+
+            return wait
+
+        Group._wait = delayed  # type: ignore[method-assign]  # a slow link
+        Group.submit = timed  # type: ignore[method-assign]  # a stop watch
 
 
-def _timed(
-    executable: Executable,
-    inputs: list[torch.Tensor],
-    waiting: Waiting,
-    outputs: dict[str, list[torch.Tensor]],
-    name: str,
-) -> tuple[float, float]:
-    waiting.seconds = 0.0
+@dataclass
+class Contestant:
+    """A model with one schedule: what its steps take, and what they give."""
+
+    name: str
+    model: nn.Module
+    predicted: tuple[float, float] = (0.0, 0.0)
+    seconds: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+    results: list[Tensor] = field(default_factory=list)
+
+    def step(self, tokens: Tensor, targets: Tensor, link: Link) -> None:
+        """Run forward and backward, which begin for all processes at once."""
+        self.model.zero_grad()
+        dist.barrier()
+        link.waited, start = 0.0, time.perf_counter()
+        loss = self.model(tokens, targets)
+        loss.backward()
+        self.seconds.append(time.perf_counter() - start)
+        self.waited.append(link.waited)
+        given = (loss, *(parameter.grad for parameter in self.model.parameters()))
+        self.results = [_local(one).clone() for one in given if one is not None]
+
+
+def _local(x: Tensor) -> Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Run as one of several processes; the first writes JSON."""
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    file = f"{options.out}.toml"
+    calibrate(file, options)
+    link = Link(options.delay)
+    link.slow_down()
+    found = {name: _measured(name, file, link, options) for name in options.recipes.split(",")}
+    if dist.get_rank() == 0:
+        Path(options.out).write_text(json.dumps(found))
     dist.barrier()
-    begin = time.perf_counter()
-    results = executable(list(inputs))
-    took = time.perf_counter() - begin
-    outputs[name] = [tensor.clone() for tensor in results]
-    return took, waiting.seconds
+    dist.destroy_process_group()
 
 
-def calibrated(delay: float, sizes: dict[str, int]) -> MeshTarget:
-    """Return this machine, with all processes at work, and the slow link."""
-    target = read_target("cpu-gloo")
-    a = torch.randn(sizes["batch"] // 2, sizes["width"])
-    b = torch.randn(sizes["width"], sizes["hidden"])
+def _measured(
+    name: str, machine: str, link: Link, options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Return for each schedule of a recipe what was simulated and measured."""
+    recipe = RECIPES[name]
+    axes = recipe.axes(dist.get_world_size())
+    mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+    torch.manual_seed(0)
+    model = GPT(options.layers, options.width, options.heads, options.context, 0.0)
+    shape = (options.batch, options.context + 1)
+    batch = torch.randint(VOCABULARY, shape)
+    tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
+    delay, link.delay = link.delay, 0.0
+    all_ = [_contestant(copy.deepcopy(model), one, recipe, mesh, machine) for one in WITHOUT]
+    for one in all_:
+        before = len(RECORDS.graphs)
+        one.step(tokens, targets, link)
+        target = read_target(machine)
+        plays = [simulate(record.program, target) for record in RECORDS.graphs[before:]]
+        one.predicted = (sum(p.step_time for p in plays), sum(p.exposed for p in plays))
+    link.delay = delay
+    for _ in range(WARMUP + options.rounds):
+        for one in all_:
+            one.step(tokens, targets, link)
+    return {one.name: _numbers(one, all_[0]) for one in all_}
+
+
+def _contestant(
+    model: GPT, name: str, recipe: Recipe, mesh: DeviceMesh, machine: str
+) -> Contestant:
+    if recipe.sequence:
+        cut_sequences(model, recipe.sequence)
+    names = {"tokens": recipe.inputs, "targets": recipe.inputs}
+    pipeline = pipeline_without(WITHOUT[name])
+    options = {"strict": True, "pipeline": pipeline, "machine": machine}
+    return Contestant(
+        name, lynx.parallelize(model, mesh, recipe.plan, inputs=names, options=options)
+    )
+
+
+def _numbers(one: Contestant, first: Contestant) -> dict[str, Any]:
+    same = torch.tensor([all(map(torch.equal, one.results, first.results))], dtype=torch.int32)
+    dist.all_reduce(same, dist.ReduceOp.MIN)
+    return {
+        "step": statistics.median(one.seconds[1 + WARMUP :]),
+        "exposed": statistics.median(one.waited[1 + WARMUP :]),
+        "predicted step": one.predicted[0],
+        "predicted exposed": one.predicted[1],
+        "same": bool(same),
+    }
+
+
+def calibrate(file: str, options: argparse.Namespace) -> None:
+    """Write the description of this machine with all processes at work, and of the slow link."""
+    usual = read_target("cpu-gloo")
+    rows = options.batch * options.context // 2
+    a, b = torch.randn(rows, options.width), torch.randn(options.width, 4 * options.width)
+    flops = 2 * a.shape[0] * b.numel() / _seconds(lambda: torch.mm(a, b))
+    x = torch.randn(rows * 4 * options.width)
+    y = torch.empty_like(x)
+    moved = 2 * x.numel() * x.element_size() / _seconds(lambda: torch.mul(x, 2.0, out=y))
+    rates = torch.tensor([flops, moved])
+    dist.all_reduce(rates)
+    flops, moved = (rates / dist.get_world_size()).tolist()
+    latency = options.delay + usual.links[0].latency
+    if dist.get_rank() == 0:
+        Path(file).write_text(
+            f'name = "slow"\nefficiency = 1.0\nmemory_bandwidth = {moved}\n'
+            f"launch = {usual.launch}\n[flops]\nf32 = {flops}\n"
+            f'[[links]]\nname = "slow"\nlatency = {latency}\n'
+            f"bandwidth = {usual.links[0].bandwidth}\n"
+        )
+    dist.barrier()
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    """Return how long something takes while all processes do it."""
     dist.barrier()
     seconds = []
-    for _ in range(12):
+    for _ in range(20):
         begin = time.perf_counter()
-        torch.mm(a, b)
+        run()
         seconds.append(time.perf_counter() - begin)
-    flops = 2 * a.shape[0] * a.shape[1] * b.shape[1] / sorted(seconds)[len(seconds) // 2]
-    together = torch.tensor([flops])
-    dist.all_reduce(together)
-    flops = float(together) / dist.get_world_size()
-    link = Link("slow", delay + target.links[0].latency, target.links[0].bandwidth)
-    return dataclasses.replace(target, flops={"f32": flops}, efficiency=1.0, links=(link,))
+    return statistics.mean(seconds[4:])
 
 
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--recipe", default="fsdp", choices=RECIPES)
-    parser.add_argument("--delay", type=float, default=0.02, help="seconds for each transfer")
-    parser.add_argument("--size", type=int, default=512)
-    options = parser.parse_args()
-    sizes = {"batch": 2 * options.size, "width": options.size, "hidden": 2 * options.size}
-    count = RECIPES[options.recipe][1].device_count
-    for rank in range(count):
-        local_step(options.recipe, rank, 4, **sizes)
-    answers = run_in_processes(count, measure, options.recipe, options.delay, sizes)
-    rows = answers[0]
-    plain = rows["unscheduled"]
-    print(f"{options.recipe}, {count} processes, {options.delay * 1e3:.0f} ms more a transfer")
-    print("schedule       step ms  simulated  exposed ms  simulated   gain  simulated  same bits")
-    for name, row in rows.items():
-        gain = 1 - row["step"] / plain["step"]
-        predicted = 1 - row["predicted"] / plain["predicted"]
-        same = all(answer[name]["same"] for answer in answers)
-        print(
-            f"{name:13} {row['step'] * 1e3:8.1f} {row['predicted'] * 1e3:10.1f} "
-            f"{row['waited'] * 1e3:11.1f} {row['hidden'] * 1e3:10.1f} "
-            f"{gain:6.1%} {predicted:10.1%}  {same}"
-        )
+def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Return a table in Markdown, times in milliseconds."""
+    lines = [
+        "| recipe | schedule | step | simulated | exposed | simulated | gain | simulated | bits |",
+        "| :-- | :-- | --: | --: | --: | --: | --: | --: | :-- |",
+    ]
+    for recipe, rows in results.items():
+        plain = rows["as written"]
+        for name, row in rows.items():
+            gain = 1 - row["step"] / plain["step"]
+            predicted = 1 - row["predicted step"] / plain["predicted step"]
+            keys = ("step", "predicted step", "exposed", "predicted exposed")
+            times = " | ".join(f"{row[key] * 1e3:.1f}" for key in keys)
+            bits = "the same" if row["same"] else "OTHER"
+            lines.append(f"| {recipe} | {name} | {times} | {gain:.1%} | {predicted:.1%} | {bits} |")
+    return "\n".join(lines)
+
+
+def report(results: dict[str, Any], options: argparse.Namespace) -> str:
+    """Return the page of results."""
+    return (
+        "# Schedules over a slow link\n\n"
+        f"{options.processes} processes of one thread each on {os.cpu_count()} cores, which "
+        f"communicate by Gloo, torch {torch.__version__}; every message takes\n"
+        f"{options.delay * 1e3:g} ms longer. The GPT of the examples with {options.layers} layers "
+        f"of width {options.width}, {options.batch} sequences of {options.context} bytes a step, "
+        "forward and backward.\n\nTimes are medians in milliseconds. `exposed` is how long the "
+        "program waits for communication; `as written` starts each\ncollective where it stands and "
+        "waits for it there; `no buckets` moves starts and waits; `default` has buckets too.\n"
+        "`gain` is the part of the step that is saved. `bits` compares loss and all gradients.\n\n"
+        f"{table(results)}\n"
+    )
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--recipes", default="fsdp,2d")
+    parser.add_argument("--delay", type=float, default=0.005, help="seconds for each message")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=192)
+    parser.add_argument("--heads", type=int, default=6)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--folder", default="", help="write the page there, not just to the screen")
+    parser.add_argument("--out", default="", help="where the processes leave what they found")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start the processes, and print what they found."""
+    options = parse(arguments)
+    if is_launched():
+        measure(options)
+        return 0
+    code, results = launched("benchmarks.schedule", arguments, options.processes)
+    if code == 0:
+        print(report(results, options))
+        if options.folder:
+            page = Path(options.folder) / "distribution-schedule.md"
+            page.write_text(report(results, options), encoding="utf-8")
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

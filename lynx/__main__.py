@@ -116,8 +116,9 @@ def _opt(options: argparse.Namespace) -> None:
     if options.dump:
         observers.append(Dump(Path(options.dump)))
     graph = _graph_of(module)
-    target = target_of(graph, read_settings().cpu_kernels)
-    result = pipeline.run(module, pass_context(graph, target), observers)
+    settings = read_settings()
+    target = target_of(graph, settings.cpu_kernels)
+    result = pipeline.run(module, pass_context(graph, target, settings.machine), observers)
     print(print_module(result, locations=not options.no_locations), end="")
     if options.time:
         print(timer.table(), file=sys.stderr)
@@ -139,7 +140,8 @@ def _run(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     expected, _ = evaluate(graph, inputs)
     settings = read_settings()
-    context = pass_context(graph, target_of(graph, settings.cpu_kernels))
+    target = target_of(graph, settings.cpu_kernels)
+    context = pass_context(graph, target, settings.machine)
     program = _pipeline_to_run(module, options.pipeline).run(module, context)
     if not isinstance(program, Program):
         message = f"'run' takes a pipeline that lowers to a program, got {options.pipeline!r}"

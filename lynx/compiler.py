@@ -78,7 +78,7 @@ def _compile(
         graph, record.distributed, record.layout = local.graph, local.typed, local.layout
     record.seconds["import"] = time.perf_counter() - start
     target = target_of(graph, settings.cpu_kernels)
-    context = pass_context(graph, target)
+    context = pass_context(graph, target, settings.machine)
     observers = _observers(record, settings)
     program = record.program = _optimized(graph, context, record, settings, observers)
     middle = time.perf_counter()

@@ -31,6 +31,7 @@ from lynx.ir.core import Graph
 from lynx.ir.printer import print_graph
 from lynx.ir.program import Program
 from lynx.passes import Pipeline, Remark, Target
+from lynx.passes.distribution.machine import read_target
 
 from .cache import DiskStore, open_store
 from .pass_context import constant_info
@@ -128,6 +129,7 @@ def _key(graph: Graph, pipeline: Pipeline, target: Target, settings: Settings) -
         repr(sorted(named.items())),
         str(pipeline),
         target.text,
+        str(read_target(settings.machine)) if settings.machine else "",
         _modes_of_torch(),
         print_graph(graph),
         *(f"{name} = {_digest(item)}" for name, item in graph.resources.items()),

@@ -18,8 +18,11 @@ from .distribution.discovery import find_rule
 from .generators import target_of
 
 
-def pass_context(graph: Graph, target: Target | None = None) -> PassContext:
-    """Return the context for compiling a graph, on this machine unless a target is given."""
+def pass_context(graph: Graph, target: Target | None = None, machine: str = "") -> PassContext:
+    """Return the context for compiling a graph, on this machine unless a target is given.
+
+    `machine` names the description of a mesh's machines.
+    """
     supported = covered()
 
     def evaluate(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
@@ -35,6 +38,7 @@ def pass_context(graph: Graph, target: Target | None = None) -> PassContext:
         supports=lambda kind: kind in supported,
         target=target_of(graph) if target is None else target,
         find_rule=find_rule,
+        machine=machine,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from lynx.backends.c import PRODUCTS
 from lynx.ir.errors import UsageError
+from lynx.passes.distribution.machine import read_target
 from lynx.records import RECORDS
 
 MODES: Mapping[str, Mapping[str, Any]] = {
@@ -109,6 +110,12 @@ class Settings:
         "programs over distributed tensors: 'auto' finds out how all values lie, 'gather' computes "
         "the whole on each process, to compare with",
     )
+    machine: str = _setting(
+        "",
+        "LYNX_MACHINE",
+        "the machines of a mesh, by name or by file in TOML: what travels together, and when, "
+        "depends on how fast their links are (default: h100 on GPUs, cpu-gloo on CPUs)",
+    )
     collective_timeout: int = _setting(
         300, "LYNX_COLLECTIVE_TIMEOUT", "seconds after which a collective that hangs is an error"
     )
@@ -117,6 +124,8 @@ class Settings:
     def __post_init__(self) -> None:
         for setting in dataclasses.fields(self):
             _check_choice(f"option '{setting.name}'", setting.name, getattr(self, setting.name))
+        if self.machine:
+            read_target(self.machine)  # a machine that nobody knows is an error before any work
 
     @property
     def reproducers(self) -> str:

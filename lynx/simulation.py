@@ -52,7 +52,8 @@ def _module(options: argparse.Namespace, target: MeshTarget) -> Program | Graph:
     if first.startswith("program"):
         return parse_program(text, file=options.file)
     graph = local_graph(parse_graph(text, file=options.file), options.device, target)
-    module: Program | Graph = parse_pipeline(options.pipeline).run(graph, pass_context(graph))
+    context = pass_context(graph, machine=options.target)
+    module: Program | Graph = parse_pipeline(options.pipeline).run(graph, context)
     return module
 
 

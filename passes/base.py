@@ -54,7 +54,9 @@ class PassContext:
     into what it returns; without both, nothing is folded. `can_write_into` says whether the back
     end can compute an op into given memory, `may_alias` whether a result of an `aten` op may share
     memory with an operand, `supports` whether it can run an op as it is, `find_rule` how an op can
-    be cut that nobody has a rule for; without it such ops stay whole. `target` is the machine.
+    be cut that nobody has a rule for; without it such ops stay whole. `target` is the machine;
+    where it is one of many in a mesh, `machine` names the description of them and their links, as
+    `read_target` takes it, and is empty for a usual one.
     `remarks` collects what passes have to say; with `reasons`, also why each rule that was offered
     an op refused it.
     """
@@ -68,6 +70,7 @@ class PassContext:
     reasons: bool = False
     target: Target = field(default_factory=Target)
     find_rule: Callable[[Op], FoundRule] | None = None
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)

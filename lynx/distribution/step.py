@@ -160,7 +160,8 @@ class DistributedStep:
 
     def _in_buckets(self, typed: Graph, context: PassContext) -> Graph:
         """Return the program of the mesh in which small tensors travel together."""
-        costs = Costs(target_of("", self.groups.device_mesh.device_type), typed.mesh)
+        machine = target_of(self.settings.machine, self.groups.device_mesh.device_type)
+        costs = Costs(machine, typed.mesh)
         try:
             result = gather_ahead(assign_buckets(typed, costs))
             verify(result)

@@ -26,7 +26,8 @@ from lynx.ir.ops.collective import AllGather, AllReduce, Collective, ReduceScatt
 from lynx.ir.sharding import Mesh
 from lynx.passes.plan_memory import format_bytes, format_count
 
-from .cost import Costs, bytes_of
+from .cost import Costs
+from .operations import bytes_of
 
 LIMIT = 25 << 20
 """The most bytes in a bucket, as in DDP of PyTorch (Li et al. 2020, section 3.2.3)."""

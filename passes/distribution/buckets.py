@@ -54,7 +54,7 @@ class BucketCollectives:
         """Return the graph with buckets."""
         if not any(isinstance(op, Start) for op in module.ops):
             return module
-        costs = Costs(target_of(self.target, context.target.device), module.mesh)
+        costs = Costs(target_of(self.target or context.machine, context.target.device), module.mesh)
         groups = read_plan(self.plan) if self.plan else chosen(module, costs, self.limit * MEBIBYTE)
         if not groups:
             return module

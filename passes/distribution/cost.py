@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lynx.ir.core import Op, Value
-from lynx.ir.dims import Dim
+from lynx.ir.core import Op
 from lynx.ir.ops.aten import Resource, Symbolic
 from lynx.ir.ops.communication import (
     Communication,
@@ -16,16 +13,12 @@ from lynx.ir.ops.communication import (
     LocalAllToAll,
     LocalReduceScatter,
 )
-from lynx.ir.ops.fusion import Fused
 from lynx.ir.ops.schedule import Start, Wait
 from lynx.ir.sharding import Mesh
-from lynx.ir.space import FactorKind
 from lynx.ir.types import TensorType
 
 from .machine import Link, MeshTarget
-
-UNKNOWN_SIZE = 64
-"""What a symbolic size counts as: it is known only when the program runs."""
+from .operations import bytes_of, elements, moved_bytes, operations
 
 _SATURATION = 9
 """A transfer of this many times latency times bandwidth reaches 90 % of the bandwidth."""
@@ -49,12 +42,11 @@ class Costs:
     def _compute(self, op: Op) -> float:
         if isinstance(op, Start | Wait | Communication | Resource | Symbolic) or op.is_view:
             return 0.0
-        moved = sum(map(bytes_of, dict.fromkeys((*op.operands, *op.results))))
         dtype = next(
             (v.type.dtype.value for v in op.results if isinstance(v.type, TensorType)), "f32"
         )
         busy = operations(op) / self.target.operations(str(dtype))
-        return self.target.launch + max(busy, moved / self.target.memory_bandwidth)
+        return self.target.launch + max(busy, moved_bytes(op) / self.target.memory_bandwidth)
 
     def transfer(self, op: Start | Communication) -> float:
         """Return how long the link of a communication is busy with it, all tensors together."""
@@ -88,15 +80,15 @@ def payload_of(op: Communication, members: int) -> int:
         case LocalAllReduce():
             return bytes_of(op.x)
         case LocalReduceScatter():
-            rest = _elements((*x.shape[: op.dim], *x.shape[op.dim + 1 :]))
+            rest = elements((*x.shape[: op.dim], *x.shape[op.dim + 1 :]))
             return rest * members * max(op.sizes) * x.dtype.itemsize
         case LocalAllToAll():
             taken = (op.source, op.target)
-            rest = _elements(d for index, d in enumerate(x.shape) if index not in taken)
+            rest = elements(d for index, d in enumerate(x.shape) if index not in taken)
             longest = max(op.source_sizes) * sum(op.target_sizes)
             return rest * longest * x.dtype.itemsize
     dim, sizes = op.attributes["dim"], op.attributes["sizes"]
-    rest = _elements((*x.shape[:dim], *x.shape[dim + 1 :]))
+    rest = elements((*x.shape[:dim], *x.shape[dim + 1 :]))
     return int(rest * members * max(sizes) * x.dtype.itemsize)
 
 
@@ -111,27 +103,3 @@ def transfer_time(op: Communication, payload: float, members: int, link: Link) -
     levels = math.ceil(math.log2(members))
     tree = 2 * (levels * link.latency + payload / link.bandwidth)
     return min(2 * ring, tree)
-
-
-def operations(op: Op) -> float:
-    """Return the arithmetic operations of an op: one for each iteration, two where it sums."""
-    if isinstance(op, Fused):
-        return sum(map(operations, op.body.ops))
-    space = None if op.is_view else op.space()
-    if space is None:
-        return 0.0
-    count = float(_elements(factor.size for factor in space.factors))
-    sums = len(op.operands) > 1 and any(f.kind is FactorKind.REDUCTION for f in space.factors)
-    return 2 * count if sums else count
-
-
-def bytes_of(value: Value) -> int:
-    """Return the bytes of a tensor, 0 for anything else."""
-    if not isinstance(value.type, TensorType):
-        return 0
-    return _elements(value.type.shape) * value.type.dtype.itemsize
-
-
-def _elements(shape: Iterable[Dim]) -> int:
-    sizes = (size if isinstance(size, int) else UNKNOWN_SIZE for size in shape)
-    return functools.reduce(lambda a, b: a * b, sizes, 1)

@@ -15,7 +15,8 @@ from lynx.ir.core import Graph, Op, Value
 from lynx.ir.ops.aten import Resource
 from lynx.ir.ops.schedule import Start, Wait
 
-from .cost import Costs, bytes_of
+from .cost import Costs
+from .operations import bytes_of
 
 Priority = Callable[[Op], tuple[int, ...]]
 """Smaller ones run first, among the ops that are ready."""

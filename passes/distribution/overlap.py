@@ -46,7 +46,7 @@ class ScheduleOverlap:
         if not any(isinstance(op, Start) for op in module.ops):
             return module
         check_mode(self.mode)
-        costs = Costs(target_of(self.target, context.target.device), module.mesh)
+        costs = Costs(target_of(self.target or context.machine, context.target.device), module.mesh)
         before = play(module.ops, costs)
         ops, after = best_order(module, costs, self)
         context.remarks.append(Remark("schedule", _describe(before, after)))

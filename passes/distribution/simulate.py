@@ -12,8 +12,9 @@ from lynx.ir.program import Arena, Dynamic, Fresh, Program, Saved, aligned
 from lynx.ir.types import TensorType
 from lynx.passes.plan_memory import format_bytes
 
-from .cost import Costs, bytes_of
+from .cost import Costs
 from .machine import MeshTarget
+from .operations import bytes_of
 from .order import live_bytes
 from .timeline import COMPUTE, Timeline, play
 
