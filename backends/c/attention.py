@@ -215,6 +215,7 @@ def typed(element: DType) -> list[str]:
         f"typedef {'i64' if is_wide else 'i32'} whole;",
         f"typedef {memory_type(element)} element;",
         f"#define IS_ROUNDED {int(element.is_low_precision)}",
+        f"#define IS_BF16 {int(element is DType.BF16)}",
         "#define TYPED(name) typed_##name",
         f"#define OWN(name) {NAME}_##name",
         f"#define load_element(x) {load}",

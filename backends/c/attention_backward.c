@@ -4,14 +4,15 @@
 
 /* Where the packs of a head of queries lie, among those that are worked on. */
 struct OWN(packs) {
-  real *queries, *query_terms, *grads, *grad_terms, *most, *scale, *less, *of_q;
+  TYPED(packed) *queries, *query_terms, *grads, *grad_terms;
+  real *most, *scale, *less, *of_q;
   u8 *is_whole;
 };
 
 static i64 OWN(packs_size)(const struct attention *x) {
-  const i64 rows = x->padded_queries,
-            both = x->depth + x->padded_inner + x->value_depth + x->padded_depth;
-  return (rows * (both + 3) + x->parts * rows * x->padded_inner) * (i64)sizeof(real) + x->blocks +
+  const i64 rows = x->padded_queries, depths = PACKED_TERMS(x->depth) + PACKED_TERMS(x->value_depth);
+  const i64 packs = rows * depths + rows / TERMS * (x->padded_inner + x->padded_depth);
+  return (packs + rows * 3 + x->parts * rows * x->padded_inner) * (i64)sizeof(real) + x->blocks +
          9 * 64;
 }
 
@@ -23,10 +24,10 @@ INLINE struct OWN(packs) OWN(packs_of)(const struct attention *x, i64 head) {
   char *next = x->packs + head * ((OWN(packs_size)(x) + 63) & ~63LL);
   const i64 rows = x->padded_queries;
   struct OWN(packs) w;
-  PLACE(queries, real, rows * x->depth);
-  PLACE(query_terms, real, rows * x->padded_inner);
-  PLACE(grads, real, rows * x->value_depth);
-  PLACE(grad_terms, real, rows * x->padded_depth);
+  PLACE(queries, TYPED(packed), rows * PACKED_TERMS(x->depth));
+  PLACE(query_terms, TYPED(packed), rows / TERMS * x->padded_inner);
+  PLACE(grads, TYPED(packed), rows * PACKED_TERMS(x->value_depth));
+  PLACE(grad_terms, TYPED(packed), rows / TERMS * x->padded_depth);
   PLACE(most, real, rows);
   PLACE(scale, real, rows);
   PLACE(less, real, rows);
@@ -37,30 +38,34 @@ INLINE struct OWN(packs) OWN(packs_of)(const struct attention *x, i64 head) {
 
 /* Memory of a thread. */
 struct OWN(work) {
-  real *keys, *key_terms, *values, *tile, *grads, *row, *of_k, *of_v, *sums;
+  TYPED(packed) *keys, *key_terms, *values;
+  real *tile, *grads, *row, *of_k, *of_v, *sums;
+  u16 *rounded; /* gradients of products, where packs hold pairs */
 };
 
 static i64 OWN(work_size)(const struct attention *x) {
   const i64 columns = TILE_KEYS + COLUMNS;
-  return (columns * (2 * x->depth + 2 * x->padded_inner + x->value_depth + x->padded_depth) +
+  const i64 packs = PACKED_TERMS(x->depth) + PACKED_TERMS(x->value_depth);
+  return (columns * (packs + 2 * x->padded_inner + x->padded_depth) +
           2 * x->block_rows * PITCH + 2 * PITCH + PARTS_SIZE) *
              (i64)sizeof(real) +
-         10 * 64;
+         IS_PAIRED * x->block_rows * PITCH * 2 + 11 * 64;
 }
 
 INLINE struct OWN(work) OWN(work_in)(const struct attention *x, char *memory) {
   const i64 columns = TILE_KEYS + COLUMNS;
   char *next = (char *)(((u64)memory + 63) & ~63ULL);
   struct OWN(work) w;
-  PLACE(keys, real, columns * x->depth);
-  PLACE(key_terms, real, columns * x->padded_inner);
-  PLACE(values, real, columns * x->value_depth);
+  PLACE(keys, TYPED(packed), columns * PACKED_TERMS(x->depth));
+  PLACE(key_terms, TYPED(packed), columns / TERMS * x->padded_inner);
+  PLACE(values, TYPED(packed), columns * PACKED_TERMS(x->value_depth));
   PLACE(tile, real, x->block_rows * PITCH);
   PLACE(grads, real, x->block_rows * PITCH);
   PLACE(row, real, PITCH);
   PLACE(of_k, real, columns * x->padded_inner);
   PLACE(of_v, real, columns * x->padded_depth);
   PLACE(sums, real, PARTS_SIZE);
+  PLACE(rounded, u16, IS_PAIRED * x->block_rows * PITCH);
   return w;
 }
 #undef PLACE
@@ -76,7 +81,8 @@ COLD void OWN(find_sums)(const struct attention *x, struct OWN(packs) p, struct 
   for (i64 k0 = 0, n; k0 < x->keys; k0 += n) {
     n = lynx_min(TILE_KEYS, x->keys - k0);
     TYPED(pack_columns)(n, x->depth, k + k0 * x->k.step[2], x->k.step[2], x->k.step[3], 1, w.keys);
-    TYPED(multiply_slivers)(padded, n, x->depth, p.queries + q0 * x->depth, w.keys, w.tile);
+    TYPED(multiply_slivers)(padded, n, x->depth, p.queries + q0 * PACKED_TERMS(x->depth), w.keys,
+                            w.tile, DOT_SCALE);
     for (i64 r = 0; r < rows; r++) {
       real *s = w.tile + r * PITCH;
       OWN(score)(x, b, h, q0 + r, k0, n, s);
@@ -111,16 +117,16 @@ static void OWN(prepare)(const struct step *step, i64 chunk, char *local) {
     const element *q = AT(const element, q, b, h, q0);
     const element *g = AT(const element, grad_out, b, h, q0);
     const element *o = AT(const element, out, b, h, q0);
-    TYPED(pack_rows)(rows, x->depth, q, x->q.step[2], x->q.step[3], (real)PRESCALE,
-                     p.queries + q0 * x->depth);
-    TYPED(pack_terms)(x->depth, rows, q, x->q.step[3], x->q.step[2], (real)PRESCALE,
-                      p.query_terms + q0 * COLUMNS, x->padded_queries * COLUMNS);
+    TYPED(packed) *queries = p.queries + q0 * PACKED_TERMS(x->depth);
+    TYPED(pack_rows)(rows, x->depth, q, x->q.step[2], x->q.step[3], PACK_SCALE, queries);
+    TYPED(pack_terms)(x->depth, rows, q, x->q.step[3], x->q.step[2], PACK_SCALE,
+                      p.query_terms + q0 / TERMS * COLUMNS, x->padded_queries / TERMS * COLUMNS);
     TYPED(pack_rows)(rows, x->value_depth, g, x->grad_out.step[2], x->grad_out.step[3], 1,
-                     p.grads + q0 * x->value_depth);
+                     p.grads + q0 * PACKED_TERMS(x->value_depth));
     TYPED(pack_terms)(x->value_depth, rows, g, x->grad_out.step[3], x->grad_out.step[2], 1,
-                      p.grad_terms + q0 * COLUMNS, x->padded_queries * COLUMNS);
+                      p.grad_terms + q0 / TERMS * COLUMNS, x->padded_queries / TERMS * COLUMNS);
     const i64 padded = (rows + ROWS - 1) / ROWS * ROWS;
-    int is_far = 0, is_whole = !TYPED(are_finite)(padded * x->depth, p.queries + q0 * x->depth);
+    int is_far = 0, is_whole = !TYPED(is_finite_pack)(padded * PACKED_TERMS(x->depth), queries);
     for (i64 r = 0; r < rows; r++) {
       const real lse = *(AT(const real, lse, b, h, q0 + r));
       real less = 0;
@@ -195,31 +201,58 @@ INLINE void OWN(differentiate)(const struct attention *x, struct OWN(packs) p, s
   EACH (int i = 0; i < COLUMNS; i++) s[n + i] = d[n + i] = 0;
 }
 
+#if IS_PAIRED
+/* Rounds a tile of weights and one of gradients: to pairs of rows in their place, and the gradients
+   to rows as well. Beyond the keys there are zeros for whole micro-kernels. */
+NOINLINE void OWN(round_tiles)(struct OWN(work) w, i64 rows, i64 n) {
+  const i64 columns = n + ROWS;
+  for (i64 r = 0; r < rows; r += 2) {
+    real *weights = w.tile + r * PITCH, *grads = w.grads + r * PITCH;
+    u16 *rounded = w.rounded + r * PITCH;
+    const int is_last = r + 1 == rows;
+#if WANTS_V
+    TYPED(pair_rows)(columns, weights, is_last ? 0 : weights + PITCH, 0, 0);
+#endif
+#if WANTS_K || WANTS_Q
+    TYPED(pair_rows)(columns, grads, is_last ? 0 : grads + PITCH, rounded,
+                     is_last ? 0 : rounded + PITCH);
+#endif
+  }
+}
+#endif
+
 /* One block of queries and some of the keys of a tile, from `k0` + `from` on. */
 INLINE void OWN(take_tile)(const struct attention *x, struct OWN(packs) p, struct OWN(work) w,
                            real *const *grads, real *of_q, i64 b, i64 h, i64 block, i64 tile,
                            i64 k0, i64 n, int is_inside) {
   const i64 q0 = block * x->block_rows, rows = lynx_min(x->block_rows, x->queries - q0);
   const i64 padded = (rows + ROWS - 1) / ROWS * ROWS, from = k0 - tile;
-  TYPED(multiply_slivers)(padded, n, x->depth, p.queries + q0 * x->depth, w.keys + from * x->depth,
-                          w.tile);
-  TYPED(multiply_slivers)(padded, n, x->value_depth, p.grads + q0 * x->value_depth,
-                          w.values + from * x->value_depth, w.grads);
+  const i64 depth = PACKED_TERMS(x->depth), value_depth = PACKED_TERMS(x->value_depth);
+  TYPED(multiply_slivers)(padded, n, x->depth, p.queries + q0 * depth, w.keys + from * depth,
+                          w.tile, DOT_SCALE);
+  TYPED(multiply_slivers)(padded, n, x->value_depth, p.grads + q0 * value_depth,
+                          w.values + from * value_depth, w.grads, 1);
   for (i64 r = 0; r < rows; r++)
     OWN(differentiate)(x, p, w, grads, b, h, q0 + r, k0, n, w.tile + r * PITCH, w.grads + r * PITCH,
                        is_inside);
   OWN(flush)(x, b, h, k0, n, grads, w.sums);
+#if IS_PAIRED
+  OWN(round_tiles)(w, rows, n);
+#endif
 #if WANTS_V
-  TYPED(multiply_transposed)(n, x->padded_depth, rows, w.tile, p.grad_terms + q0 * COLUMNS,
-                             x->padded_queries * COLUMNS, w.of_v + from * x->padded_depth);
+  TYPED(multiply_transposed)(n, x->padded_depth, rows, w.tile, p.grad_terms + q0 / TERMS * COLUMNS,
+                             x->padded_queries / TERMS * COLUMNS, w.of_v + from * x->padded_depth);
 #endif
 #if WANTS_K
-  TYPED(multiply_transposed)(n, x->padded_inner, rows, w.grads, p.query_terms + q0 * COLUMNS,
-                             x->padded_queries * COLUMNS, w.of_k + from * x->padded_inner);
+  TYPED(multiply_transposed)(n, x->padded_inner, rows, w.grads, p.query_terms + q0 / TERMS * COLUMNS,
+                             x->padded_queries / TERMS * COLUMNS, w.of_k + from * x->padded_inner);
 #endif
 #if WANTS_Q
-  TYPED(multiply_tile)(padded, x->padded_inner, n, w.grads, w.key_terms + from * COLUMNS,
-                       (TILE_KEYS + COLUMNS) * COLUMNS, COLUMNS, of_q + q0 * x->padded_inner);
+  const void *of_dots = IS_PAIRED ? (const void *)w.rounded : w.grads;
+  TYPED(multiply_tile)(padded, x->padded_inner, n, of_dots, PITCH / TERMS,
+                       w.key_terms + from / TERMS * COLUMNS,
+                       (TILE_KEYS + COLUMNS) / TERMS * COLUMNS, COLUMNS,
+                       of_q + q0 * x->padded_inner);
 #endif
 }
 
@@ -250,11 +283,11 @@ static void OWN(task)(const struct attention *x, struct OWN(work) w, real *const
     TYPED(pack_columns)(count, x->value_depth, v + tile * x->v.step[2], x->v.step[2], x->v.step[3],
                         1, w.values);
     TYPED(pack_terms)(x->depth, count, k + tile * x->k.step[2], x->k.step[3], x->k.step[2], 1,
-                      w.key_terms, (TILE_KEYS + COLUMNS) * COLUMNS);
+                      w.key_terms, (TILE_KEYS + COLUMNS) / TERMS * COLUMNS);
 #if HAS_SKIPS
     const i64 padded = (count + COLUMNS - 1) / COLUMNS * COLUMNS;
-    const int skips = TYPED(are_finite)(padded * x->depth, w.keys) &&
-                      TYPED(are_finite)(padded * x->value_depth, w.values);
+    const int skips = TYPED(is_finite_pack)(padded * PACKED_TERMS(x->depth), w.keys) &&
+                      TYPED(is_finite_pack)(padded * PACKED_TERMS(x->value_depth), w.values);
 #endif
     TYPED(clear)((count + COLUMNS) * x->padded_inner, w.of_k);
     TYPED(clear)((count + COLUMNS) * x->padded_depth, w.of_v);
@@ -290,7 +323,7 @@ static void OWN(task)(const struct attention *x, struct OWN(work) w, real *const
     for (i64 r = 0; r < count; r++)
       for (i64 i = 0; i < x->depth; i++)
         of_k[r * x->grad_k.step[2] + i * x->grad_k.step[3]] =
-            store_element(w.of_k[r * x->padded_inner + i]);
+            store_element(w.of_k[r * x->padded_inner + i] * DOT_SCALE);
 #endif
 #if WANTS_V
     element *of_v = AT(element, grad_v, b, shared, tile);

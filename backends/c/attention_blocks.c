@@ -2,58 +2,130 @@
 
    They are those of gemm.c: a micro-kernel keeps ROWS by COLUMNS sums in registers, reads columns
    from packs (slivers of COLUMNS numbers for each term), and rows from wherever they lie. Blocks
-   are padded to whole micro-kernels, so that there are no edges. */
+   are padded to whole micro-kernels, so that there are no edges.
+
+   Where the processor multiplies pairs of bf16 numbers and adds both products to a sum in f32, packs
+   hold pairs of neighbouring terms, and weights and their gradients are rounded to bf16 before they
+   are multiplied, as they are in a model that computes in bf16. All else stays in f32. */
+
+#if IS_BF16 && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define IS_PAIRED 1
+typedef u32 TYPED(packed); /* the first of both terms is the low half */
+#else
+#define IS_PAIRED 0
+typedef real TYPED(packed);
+#endif
+
+enum { TERMS = 1 + IS_PAIRED };
+#define PACKED_TERMS(count) (((count) + TERMS - 1) / TERMS)
+
+/* Scaled queries would be rounded: where they are packed in pairs the products are scaled. */
+#define PACK_SCALE (IS_PAIRED ? (real)1 : (real)PRESCALE)
+#define DOT_SCALE (IS_PAIRED ? (real)PRESCALE : (real)1)
 
 typedef real TYPED(vector) __attribute__((vector_size(VECTOR_BYTES)));
 typedef real TYPED(anywhere)
     __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 typedef whole TYPED(bits) __attribute__((vector_size(VECTOR_BYTES)));
 
-/* c = a b, or c += a b, for ROWS rows and COLUMNS columns. */
-INLINE void TYPED(micro)(i64 depth, const real *restrict a, i64 a_row, i64 a_term,
-                         const real *restrict b, i64 b_term, real *restrict c, i64 c_row,
-                         int adds) {
+#if IS_PAIRED
+typedef TYPED(packed) TYPED(pairs) __attribute__((vector_size(VECTOR_BYTES)));
+typedef u16 TYPED(halves) __attribute__((vector_size(VECTOR_BYTES / 2)));
+typedef TYPED(halves) TYPED(halves_anywhere) __attribute__((aligned(2), may_alias));
+typedef TYPED(pairs) TYPED(pairs_anywhere) __attribute__((aligned(4), may_alias));
+typedef u32 TYPED(pair_anywhere) __attribute__((aligned(2), may_alias));
+
+/* sum += a b, for one pair with all of b. */
+INLINE void TYPED(add_products)(TYPED(vector) *sum, const TYPED(packed) *a, TYPED(pairs) b) {
+  __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(*sum) : "v"(b), "m"(*a));
+}
+
+/* To the nearest, half way to the even one; what is no number stays none. */
+INLINE TYPED(halves) TYPED(rounded)(TYPED(vector) x) {
+  TYPED(halves) result;
+  __asm__("vcvtneps2bf16 %1, %0" : "=v"(result) : "v"(x));
+  return result;
+}
+
+/* Rounds a row of a tile in its place, where pairs of its numbers then lie at its beginning. */
+INLINE void TYPED(round_row)(i64 n, real *s) {
+  TYPED(halves_anywhere) *to = (TYPED(halves_anywhere) *)s;
+  for (i64 i = 0; i < n; i += LANES, to++) *to = TYPED(rounded)(*(const TYPED(vector) *)(s + i));
+}
+
+/* Makes pairs of the numbers of two rows of a tile, in the place of the first one. */
+INLINE void TYPED(pair_rows)(i64 n, real *first, const real *second, u16 *rounded_first,
+                             u16 *rounded_second) {
+  for (i64 i = 0; i < n; i += LANES) {
+    const TYPED(halves) low = TYPED(rounded)(*(const TYPED(vector) *)(first + i));
+    const TYPED(halves) high = second ? TYPED(rounded)(*(const TYPED(vector) *)(second + i))
+                                      : (TYPED(halves)){0};
+    *(TYPED(pairs_anywhere) *)(first + i) = __builtin_convertvector(low, TYPED(pairs)) |
+                                            __builtin_convertvector(high, TYPED(pairs)) << 16;
+    if (rounded_first) *(TYPED(halves_anywhere) *)(rounded_first + i) = low;
+    if (rounded_second) *(TYPED(halves_anywhere) *)(rounded_second + i) = high;
+  }
+}
+#else
+typedef TYPED(vector) TYPED(pairs);
+
+INLINE void TYPED(add_products)(TYPED(vector) *sum, const real *a, TYPED(vector) b) {
+  *sum += *a * b;
+}
+#endif
+
+/* c = a b times a scale, or c += a b, for ROWS rows and COLUMNS columns. */
+INLINE void TYPED(micro)(i64 terms, const TYPED(packed) *restrict a, i64 a_row, i64 a_term,
+                         const TYPED(packed) *restrict b, i64 b_term, real *restrict c, i64 c_row,
+                         int adds, real scale) {
+  typedef TYPED(pairs) anywhere __attribute__((aligned(sizeof(real)), may_alias));
   TYPED(vector) sum[ROWS][VECTORS];
   EACH (int i = 0; i < ROWS; i++)
     EACH (int j = 0; j < VECTORS; j++) sum[i][j] = (TYPED(vector)){0};
-  for (i64 term = 0; term < depth; term++, a += a_term, b += b_term) {
-    TYPED(vector) row[VECTORS];
-    EACH (int j = 0; j < VECTORS; j++) row[j] = *(const TYPED(anywhere) *)(b + j * LANES);
+  for (i64 term = 0; term < terms; term++, a += a_term, b += b_term) {
+    TYPED(pairs) row[VECTORS];
+    EACH (int j = 0; j < VECTORS; j++) row[j] = *(const anywhere *)(b + j * LANES);
     EACH (int i = 0; i < ROWS; i++)
-      EACH (int j = 0; j < VECTORS; j++) sum[i][j] += a[i * a_row] * row[j];
+      EACH (int j = 0; j < VECTORS; j++) TYPED(add_products)(&sum[i][j], a + i * a_row, row[j]);
   }
   EACH (int i = 0; i < ROWS; i++)
     EACH (int j = 0; j < VECTORS; j++) {
       TYPED(vector) *to = (TYPED(vector) *)(c + i * c_row + j * LANES);
-      *to = adds ? *to + sum[i][j] : sum[i][j];
+      *to = adds ? *to + sum[i][j] : IS_PAIRED ? sum[i][j] * scale : sum[i][j];
     }
 }
 
-/* Rows in slivers, as `pack_rows` makes them: the scores of some queries for some keys. */
-NOINLINE void TYPED(multiply_slivers)(i64 rows, i64 columns, i64 depth, const real *a,
-                                      const real *b, real *c) {
-  for (i64 j = 0; j < columns; j += COLUMNS, b += COLUMNS * depth) {
-    const real *from = a;
-    for (i64 i = 0; i < rows; i += ROWS, from += ROWS * depth)
-      TYPED(micro)(depth, from, 1, ROWS, b, COLUMNS, c + i * PITCH + j, PITCH, 0);
+/* Rows in slivers, as `pack_rows` makes them: the scores of some queries for some keys, times
+   `scale` if they are packed in pairs. */
+NOINLINE void TYPED(multiply_slivers)(i64 rows, i64 columns, i64 depth, const TYPED(packed) *a,
+                                      const TYPED(packed) *b, real *c, real scale) {
+  const i64 terms = PACKED_TERMS(depth);
+  for (i64 j = 0; j < columns; j += COLUMNS, b += COLUMNS * terms) {
+    const TYPED(packed) *from = a;
+    for (i64 i = 0; i < rows; i += ROWS, from += ROWS * terms)
+      TYPED(micro)(terms, from, 1, ROWS, b, COLUMNS, c + i * PITCH + j, PITCH, 0, scale);
   }
 }
 
-/* Rows of a tile of scores as they lie; c has `columns` numbers a row, and is added to. The slivers
-   of b are `b_step` numbers apart, its terms `b_term`. */
-NOINLINE void TYPED(multiply_tile)(i64 rows, i64 columns, i64 depth, const real *a, const real *b,
-                                   i64 b_step, i64 b_term, real *c) {
+/* Rows `a_row` apart, as they lie in a tile of scores; c has `columns` numbers a row, and is added
+   to. The slivers of b are `b_step` numbers apart, its terms `b_term`. */
+NOINLINE void TYPED(multiply_tile)(i64 rows, i64 columns, i64 depth, const void *tile, i64 a_row,
+                                   const TYPED(packed) *b, i64 b_step, i64 b_term, real *c) {
+  const TYPED(packed) *a = tile;
   for (i64 j = 0; j < columns; j += COLUMNS, b += b_step)
     for (i64 i = 0; i < rows; i += ROWS)
-      TYPED(micro)(depth, a + i * PITCH, PITCH, 1, b, b_term, c + i * columns + j, columns, 1);
+      TYPED(micro)(PACKED_TERMS(depth), a + i * a_row, a_row, 1, b, b_term, c + i * columns + j,
+                   columns, 1, 1);
 }
 
-/* The same with the columns of a tile as rows. */
-NOINLINE void TYPED(multiply_transposed)(i64 rows, i64 columns, i64 depth, const real *a,
-                                         const real *b, i64 b_step, real *c) {
+/* The same with the columns of a tile as rows; its pairs are those of rows, in the first of both. */
+NOINLINE void TYPED(multiply_transposed)(i64 rows, i64 columns, i64 depth, const void *tile,
+                                         const TYPED(packed) *b, i64 b_step, real *c) {
+  const TYPED(packed) *a = tile;
   for (i64 j = 0; j < columns; j += COLUMNS, b += b_step)
     for (i64 i = 0; i < rows; i += ROWS)
-      TYPED(micro)(depth, a + i, 1, PITCH, b, COLUMNS, c + i * columns + j, columns, 1);
+      TYPED(micro)(PACKED_TERMS(depth), a + i, 1, TERMS * PITCH, b, COLUMNS, c + i * columns + j,
+                   columns, 1, 1);
 }
 
 #undef TURNS
@@ -93,6 +165,32 @@ INLINE void TYPED(turn)(const element *from, i64 step, real scale, real *to, i64
 }
 #endif
 
+#if IS_PAIRED
+/* Packs pairs of neighbouring terms; the last one of an odd number ends with 0. */
+INLINE void TYPED(pack)(int width, i64 count, i64 depth, const element *from, i64 step,
+                        i64 term_step, real scale, TYPED(packed) *to) {
+  const i64 whole = depth / 2, terms = PACKED_TERMS(depth);
+  for (i64 first = 0; first < count; first += width, to += width * terms) {
+    const i64 some = lynx_min(width, count - first);
+    const element *at = from + first * step;
+    i64 pair = 0;
+    if (some == width && step == 1)
+      for (; pair < whole; pair++, at += 2 * term_step)
+        EACH (int i = 0; i < width; i++) to[pair * width + i] = at[i] | (u32)at[term_step + i] << 16;
+    else if (some == width && term_step == 1)
+      for (; pair < whole; pair++, at += 2)
+        EACH (int i = 0; i < width; i++)
+          to[pair * width + i] = *(const TYPED(pair_anywhere) *)(at + i * step);
+    else
+      for (i64 i = 0; i < width * terms; i++) to[i] = 0;
+    for (; pair < terms; pair++, at += 2 * term_step)
+      for (i64 i = 0; i < some; i++) {
+        const u32 second = 2 * pair + 1 < depth ? at[i * step + term_step] : 0;
+        to[pair * width + i] = at[i * step] | second << 16;
+      }
+  }
+}
+#else
 /* Packs `count` rows or columns of `depth` terms, each times `scale`, into slivers of `width`. */
 INLINE void TYPED(pack)(int width, i64 count, i64 depth, const element *from, i64 step,
                         i64 term_step, real scale, real *to) {
@@ -125,20 +223,21 @@ INLINE void TYPED(pack)(int width, i64 count, i64 depth, const element *from, i6
         to[term * width + i] = load_element(at[term * term_step + i * step]) * scale;
   }
 }
+#endif
 
 NOINLINE void TYPED(pack_rows)(i64 count, i64 depth, const element *from, i64 step, i64 term_step,
-                               real scale, real *to) {
+                               real scale, TYPED(packed) *to) {
   TYPED(pack)(ROWS, count, depth, from, step, term_step, scale, to);
 }
 
 NOINLINE void TYPED(pack_columns)(i64 count, i64 depth, const element *from, i64 step,
-                                  i64 term_step, real scale, real *to) {
+                                  i64 term_step, real scale, TYPED(packed) *to) {
   TYPED(pack)(COLUMNS, count, depth, from, step, term_step, scale, to);
 }
 
 /* Packs `depth` terms of `count` columns into slivers that are `to_step` numbers apart. */
 NOINLINE void TYPED(pack_terms)(i64 count, i64 depth, const element *from, i64 step, i64 term_step,
-                                real scale, real *to, i64 to_step) {
+                                real scale, TYPED(packed) *to, i64 to_step) {
   for (i64 first = 0; first < count; first += COLUMNS, to += to_step)
     TYPED(pack_columns)(lynx_min(COLUMNS, count - first), depth, from + first * step, step,
                         term_step, scale, to);
@@ -154,6 +253,18 @@ NOINLINE int TYPED(are_finite)(i64 count, const real *x) {
   real sum = 0;
   _Pragma("omp simd reduction(+:sum)") for (i64 i = 0; i < count; i++) sum += x[i] - x[i];
   return sum == 0;
+}
+
+/* The same for a pack. */
+NOINLINE int TYPED(is_finite_pack)(i64 count, const TYPED(packed) *x) {
+#if IS_PAIRED
+  u32 found = 0;
+  _Pragma("omp simd reduction(|:found)") for (i64 i = 0; i < count; i++) found |=
+      (u32)((x[i] & 0x7f80) == 0x7f80) | (u32)((x[i] & 0x7f800000) == 0x7f800000);
+  return !found;
+#else
+  return TYPED(are_finite)(count, x);
+#endif
 }
 
 /* 2^x for x <= 0, but 0 where it would not be a normal number; NaN stays. */

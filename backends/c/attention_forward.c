@@ -4,28 +4,29 @@
 
 /* Packs some keys of a pair of a batch and a head: as columns of depth terms, and the values as
    terms if `packs_values` says so. Returns whether they are finite, where that matters. */
-NOINLINE int OWN(pack_part)(const struct attention *x, i64 pair, i64 first, real *to,
-                            int packs_values) {
+NOINLINE int OWN(pack_part)(const struct attention *x, i64 pair, i64 first,
+                            TYPED(packed) *to, int packs_values) {
   const i64 count = lynx_min(PACKED_KEYS, x->keys - first), columns = x->padded_depth;
   const i64 b = pair / x->kv_heads, h = pair % x->kv_heads;
   const element *k = AT(const element, k, b, h, 0);
   const element *v = AT(const element, v, b, h, 0);
   TYPED(pack_columns)(count, x->depth, k + first * x->k.step[2], x->k.step[2], x->k.step[3], 1,
-                      to + first * x->depth);
+                      to + first * PACKED_TERMS(x->depth));
   int is_finite = 1;
 #if HAS_SKIPS
-  is_finite = TYPED(are_finite)((count + COLUMNS - 1) / COLUMNS * COLUMNS * x->depth,
-                                to + first * x->depth);
+  is_finite = TYPED(is_finite_pack)(
+      (count + COLUMNS - 1) / COLUMNS * COLUMNS * PACKED_TERMS(x->depth),
+      to + first * PACKED_TERMS(x->depth));
 #endif
-  to += x->padded_keys * x->depth + first * COLUMNS;
+  to += x->padded_keys * PACKED_TERMS(x->depth) + first / TERMS * COLUMNS;
   v += first * x->v.step[2];
   if (packs_values)
     TYPED(pack_terms)(x->value_depth, count, v, x->v.step[3], x->v.step[2], 1, to,
-                      x->padded_keys * COLUMNS);
+                      x->padded_keys / TERMS * COLUMNS);
 #if HAS_SKIPS
   if (packs_values)
-    for (i64 i = 0; i < columns; i += COLUMNS, to += x->padded_keys * COLUMNS)
-      is_finite &= TYPED(are_finite)(count * COLUMNS, to);
+    for (i64 i = 0; i < columns; i += COLUMNS, to += x->padded_keys / TERMS * COLUMNS)
+      is_finite &= TYPED(is_finite_pack)(PACKED_TERMS(count) * COLUMNS, to);
 #if !IS_ROUNDED
   else
     for (i64 i = 0; i < count; i++, v += x->v.step[2])
@@ -35,12 +36,17 @@ NOINLINE int OWN(pack_part)(const struct attention *x, i64 pair, i64 first, real
   return is_finite;
 }
 
+/* The numbers in the packs of the keys and values of a head. */
+INLINE i64 OWN(head_numbers)(const struct attention *x) {
+  return x->padded_keys * PACKED_TERMS(x->depth) + x->padded_keys / TERMS * x->padded_depth;
+}
+
 static void OWN(pack_keys)(const struct step *step, i64 chunk, char *local) {
   const struct attention *x = step->p[0];
   const i64 parts = (x->keys + PACKED_KEYS - 1) / PACKED_KEYS;
   EACH_UNIT {
     const i64 head = unit / parts, first = unit % parts * PACKED_KEYS;
-    real *to = (real *)x->packs + head * x->padded_keys * (x->depth + x->padded_depth);
+    TYPED(packed) *to = (TYPED(packed) *)x->packs + head * OWN(head_numbers)(x);
     x->is_finite[unit] = (u8)OWN(pack_part)(x, head + step->z[0], first, to, 1);
   }
 }
@@ -57,22 +63,24 @@ INLINE int OWN(may_skip)(const struct attention *x, i64 head) {
 
 /* Packs of keys, and values: as slivers `value_step` numbers apart, of terms `value_term` apart. */
 struct OWN(packs) {
-  const real *keys, *values;
+  const TYPED(packed) *keys, *values;
   i64 value_step, value_term;
 };
 
-INLINE struct OWN(packs) OWN(packs_at)(const struct attention *x, const real *at) {
-  return (struct OWN(packs)){at, at + x->padded_keys * x->depth, x->padded_keys * COLUMNS, COLUMNS};
+INLINE struct OWN(packs) OWN(packs_at)(const struct attention *x, const TYPED(packed) *at) {
+  return (struct OWN(packs)){at, at + x->padded_keys * PACKED_TERMS(x->depth),
+                             x->padded_keys / TERMS * COLUMNS, COLUMNS};
 }
 
 /* Memory of a thread; each part begins at a multiple of 64 bytes. */
 struct OWN(work) {
-  real *queries, *tile, *sums, *most, *total;
+  TYPED(packed) *queries;
+  real *tile, *sums, *most, *total;
 };
 
 static i64 OWN(work_size)(const struct attention *x) {
   const i64 rows = x->block_rows;
-  return (rows * x->depth + rows * PITCH + rows * x->padded_depth + 2 * rows) * (i64)sizeof(real) +
+  return (rows * PACKED_TERMS(x->depth) + rows * PITCH + rows * x->padded_depth + 2 * rows) * (i64)sizeof(real) +
          5 * 64;
 }
 
@@ -81,9 +89,9 @@ INLINE struct OWN(work) OWN(work_in)(const struct attention *x, char *memory) {
   struct OWN(work) w;
   real *next = (real *)(((u64)memory + 63) & ~63ULL);
 #define PLACE(name, count)                                                                         \
-  w.name = next;                                                                                   \
+  w.name = (void *)next;                                                                           \
   next = (real *)(((u64)(next + (count)) + 63) & ~63ULL)
-  PLACE(queries, rows * x->depth);
+  PLACE(queries, rows * PACKED_TERMS(x->depth));
   PLACE(tile, rows * PITCH);
   PLACE(sums, rows * x->padded_depth);
   PLACE(most, rows);
@@ -151,16 +159,20 @@ NOINLINE void OWN(sweep)(const struct attention *x, struct OWN(work) w, struct O
 #if HAS_VISIBLE
     if (skips && !OWN(is_visible)(x, b, h, q0, q0 + rows, k0, n)) continue;
 #endif
-    TYPED(multiply_slivers)(padded, n, x->depth, w.queries, packs.keys + k0 * x->depth,
-                            w.tile);
+    TYPED(multiply_slivers)(padded, n, x->depth, w.queries,
+                            packs.keys + k0 * PACKED_TERMS(x->depth), w.tile, DOT_SCALE);
 #if HAS_INSIDE
     if (k0 >= inside_low && k0 + n <= inside_high)
       OWN(take_tile_inside)(x, w, b, h, q0, rows, k0, n);
     else
 #endif
       OWN(take_tile_masked)(x, w, b, h, q0, rows, k0, n);
-    TYPED(multiply_tile)(padded, x->padded_depth, n, w.tile, packs.values + k0 * packs.value_term,
-                         packs.value_step, packs.value_term, w.sums);
+#if IS_PAIRED
+    for (i64 r = 0; r < rows; r++) TYPED(round_row)(n, w.tile + r * PITCH);
+#endif
+    TYPED(multiply_tile)(padded, x->padded_depth, n, w.tile, PITCH,
+                         packs.values + k0 / TERMS * packs.value_term, packs.value_step,
+                         packs.value_term, w.sums);
   }
 }
 
@@ -203,10 +215,10 @@ INLINE void OWN(attend_block)(const struct attention *x, struct OWN(work) w,
   const i64 q0 = block * x->block_rows, rows = lynx_min(x->block_rows, x->queries - q0);
   const element *q = AT(const element, q, b, h, 0);
   TYPED(pack_rows)(rows, x->depth, q + q0 * x->q.step[2], x->q.step[2], x->q.step[3],
-                   (real)PRESCALE, w.queries);
+                   PACK_SCALE, w.queries);
 #if HAS_SKIPS
   skips = skips &&
-          TYPED(are_finite)((rows + ROWS - 1) / ROWS * ROWS * x->depth, w.queries);
+          TYPED(is_finite_pack)((rows + ROWS - 1) / ROWS * ROWS * PACKED_TERMS(x->depth), w.queries);
 #endif
   OWN(sweep)(x, w, packs, b, h, q0, rows, skips);
   if (skips && SKIPPED_BELOW > -INFINITE && OWN(is_low)(w, rows))
@@ -222,8 +234,7 @@ static void OWN(attend)(const struct step *step, i64 chunk, char *local) {
   EACH_UNIT {
     const i64 block = x->blocks - 1 - unit % x->blocks, head = unit / x->blocks;
     const i64 pair = head / groups;
-    const real *packs =
-        (const real *)x->packs + pair * x->padded_keys * (x->depth + x->padded_depth);
+    const TYPED(packed) *packs = (const TYPED(packed) *)x->packs + pair * OWN(head_numbers)(x);
     int skips = 0;
 #if HAS_SKIPS
     skips = OWN(may_skip)(x, pair);
@@ -238,7 +249,7 @@ static void OWN(attend)(const struct step *step, i64 chunk, char *local) {
 static void OWN(attend_alone)(const struct step *step, i64 chunk, char *local) {
   const struct attention *x = step->p[0];
   const struct OWN(work) w = OWN(work_in)(x, local);
-  real *memory = (real *)(((u64)(w.total + x->block_rows) + 63) & ~63ULL);
+  TYPED(packed) *memory = (TYPED(packed) *)(((u64)(w.total + x->block_rows) + 63) & ~63ULL);
   const i64 rows = x->heads / x->kv_heads * x->blocks * x->block_rows;
   const int packs_values = IS_ROUNDED || rows > 4 * ROWS || x->v.step[3] != 1 ||
                            x->padded_depth != x->value_depth;
@@ -437,7 +448,7 @@ i64 OWN(attention)(struct attention *x) {
   /* Blocks of equal size, of whole micro-kernels. */
   x->block_rows = ((x->queries + x->blocks - 1) / x->blocks + ROWS - 1) / ROWS * ROWS;
   x->blocks = (x->queries + x->block_rows - 1) / x->block_rows;
-  const i64 head_size = x->padded_keys * (x->depth + x->padded_depth) * (i64)sizeof(real);
+  const i64 head_size = OWN(head_numbers)(x) * (i64)sizeof(real);
   if (head_size <= ALONE_BYTES && (pairs >= 16 || groups * x->blocks == 1))
     return OWN(run_alone)(x, pairs, groups, head_size);
   const i64 wave = lynx_max(1, lynx_min(pairs, WAVE_BYTES / lynx_max(1, head_size)));
